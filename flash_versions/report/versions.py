@@ -45,7 +45,7 @@ def steps(document: Document) -> str:
         rates = [gained(group, name, before) for group in (forward, backward)]
         if name == "fa4":
             where = "#fa4-on-hopper-and-on-blackwell"
-            rates[0] += f"; [both ideas are off here on Hopper, and modelled on Blackwell]({where})"
+            rates[0] += f"; [both ideas are off here on Hopper]({where})"
             rates[1] += "; FA3's kernel"
         body.append([*cells, *rates])
         before = name

@@ -59,12 +59,6 @@ from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
 from lessons import predictions, recompiled, show, show_plain
 from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
-from lessons.modelled import compare
-from lessons.modelled.counts import of_softmax
-from lessons.modelled.model import replay as replayed
-from lessons.modelled.rates import B200
-from lessons.modelled.trace import record as record_blackwell
-from lessons.pictures.pipeline import blackwell
 from lessons.pictures.pipeline import roles as role_pictures
 from lessons.practice.folded import display_answer
 from lessons.practice.planted import outcomes, planted
@@ -828,14 +822,14 @@ checked("roles_keep_up", abs(rates["fa4"] / rates["fa3"] - 1) < 0.05)
 #
 # This half of the notebook is about FA4 on the GPU that it was designed for. We have no such GPU.
 # The kernel for Blackwell, `fa4/blackwell/forward.py`, compiles without one and runs in the
-# emulator, so we know that its results are right. **Nothing below was measured.** Times are
-# *modelled*: they follow from the order in which the emulated kernel does things, and from the
-# published rates of a B200's units.
+# emulator, so we know that its results are right. Its speed was never measured.
 #
 # What changed in the machine?
 
 # %% tags=["hide-input"]
 hopper = {"tensor": FLOP_PER_CYCLE, "exponentials": 16, "arithmetic": 128, "shared_memory": 128}
+# Published rates of an SM of a B200 (Zadouri et al. 2026).
+b200 = {"tensor": 8192, "exponentials": 16, "arithmetic": 128, "shared_memory": 128}
 words = {
     "tensor": "operations of the tensor cores, 16 bits",
     "exponentials": "exponentials",
@@ -845,18 +839,18 @@ words = {
 table(
     ["an SM does in a cycle", "Hopper", "Blackwell", "ratio"],
     [
-        [text, f"{hopper[x]:.0f}", f"{getattr(B200, x):.0f}", f"{getattr(B200, x) / hopper[x]:.1f}"]
+        [text, f"{hopper[x]:.0f}", f"{b200[x]}", f"{b200[x] / hopper[x]:.1f}"]
         for x, text in words.items()
     ],
 )
-products = 4 * 128 * 128 * 128 / B200.tensor
+products = 4 * 128 * 128 * 128 / b200["tensor"]
 say(
     f"For 128 x 128 scores at head_dim 128, a B200 needs {products:.0f} cycles of products and "
-    f"{128 * 128 / B200.exponentials:.0f} cycles of exponentials."
+    f"{128 * 128 / b200['exponentials']:.0f} cycles of exponentials."
 )
-checked("only_products_are_faster", B200.tensor / hopper["tensor"] == 2)
-checked("same_exponentials", hopper["exponentials"] == B200.exponentials)
-checked("balanced", products == 128 * 128 / B200.exponentials)
+checked("only_products_are_faster", b200["tensor"] / hopper["tensor"] == 2)
+checked("same_exponentials", hopper["exponentials"] == b200["exponentials"])
+checked("balanced", products == 128 * 128 / b200["exponentials"])
 
 # %% [markdown]
 # Products became twice as fast; <!-- checked: only_products_are_faster --> exponentials did not
@@ -883,28 +877,9 @@ checked("balanced", products == 128 * 128 / B200.exponentials)
 #
 # ### Where everything is
 #
-# The emulator notes what each role does, in its order. We replay that with the rates of a B200's
-# units, and make a film of it. What does each role do, and which columns of tensor memory does it use?
-
-# %% tags=["hide-input"]
-film(
-    blackwell.moments(),
-    blackwell.memory,
-    "A block of keys of both tiles. Colours say which role uses the columns in that moment. While "
-    "the tensor cores compute for one tile, the softmax of the other tile computes.",
-)
-spans = compare.run("both").spans
-inside = [x for x in spans if blackwell.BEGIN <= x.start < blackwell.BEGIN + blackwell.FILM]
-uses = {(x.lane, columns) for x in inside for columns in x.touched}
-checked("p_over_s", ("tensor cores", (0, 64)) in uses and ("tensor cores", (0, 128)) in uses)
-checked("alpha_column", ("softmax 0", (64, 65)) in uses and ("correction", (64, 65)) in uses)
-checked("no_rescale", not any(x.lane == "correction" and x.what == "store" for x in inside))
-
-# %% [markdown]
-# In the film the tensor cores write S of tile 0 to columns 0 to 127 and later read P from columns 0
-# to 63, <!-- checked: p_over_s --> because P has 16 bits in place of 32. Alpha goes from the softmax to the correction through column 64.
-# <!-- checked: alpha_column --> The correction reads it, finds that no row was raised, and leaves O
-# alone. <!-- checked: no_rescale -->
+# Tensor memory has 512 columns. S of tile 0 is in columns 0 to 127 and S of tile 1 in the next 128; O of
+# each tile takes 128 columns more. P is written over S, in half of its columns, because P has 16 bits in
+# place of 32. Alpha goes from the softmax to the correction through a column of S that P leaves free.
 #
 # ### The correction
 #
@@ -943,138 +918,20 @@ def repair(text):
 check("repair", repair)
 
 # %% [markdown]
-# ### Your prediction
-#
-# On Hopper at head_dim 128 in 16 bits, neither idea pays. On a modelled B200, both together (a
-# threshold of 8, and 2 of 8 exponentials by the polynomial): what is the speed, divided by the speed
-# with neither?
-
-# %%
-my_guess = None  # your guess here: 1 is no change, 1.05 is five percent faster
-
-# %%
-rows = compare.compared()
-guess(my_guess, round(rows["both"].gain, 2), "modelled, against neither idea")
-
-# %% [markdown]
-# How many cycles does a block of 128 keys take for both tiles, and which share of the time is each
-# unit busy? Any of the rates may be wrong. So the last column has the range of the speed when one of
-# them is 20 % lower or higher. <!-- key -->
-
-# %% tags=["hide-input"]
-units = {
-    "tensor cores": "tensor cores", "exponentials": "exponentials", "arithmetic": "multiply-adds",
-    "issue slots": "issue", "tensor memory": "tensor memory",
-}  # fmt: skip
-table(
-    ["modelled, never measured", "cycles", *units.values(), "speed", "range"],
-    [
-        [
-            name, f"{row.cycles:.0f}", *(f"{row.busy[unit]:.0%}" for unit in units),
-            f"{row.gain:.2f}", f"{row.least:.2f} to {row.most:.2f}",
-        ]
-        for name, row in rows.items()
-    ],
-)  # fmt: skip
-alone = {name: row.gain - 1 for name, row in rows.items()}
-checked("polynomial_gains_most", alone["polynomial"] > 3 * alone["conditional rescaling"] > 0)
-checked("both_gain_most", max(alone, key=alone.get) == "both")
-checked("sure_of_a_gain", rows["both"].least > 1.03 and rows["polynomial"].least > 1)
-first, last = rows["as in FA3"].busy, rows["both"].busy
-checked("tensor_cores_busier", last["tensor cores"] > first["tensor cores"] + 0.08)
-checked("less_tensor_memory", last["tensor memory"] < 0.7 * first["tensor memory"])
-
-# %% [markdown]
-# The polynomial gains most. <!-- checked: polynomial_gains_most --> It shortens the time from S to
-# P, for which the tensor cores wait; with both ideas they are busy for a larger share of the time.
-# <!-- checked: tensor_cores_busier --> Conditional rescaling gains little by itself, because the
-# correction is not on that path: it multiplies O while the softmax computes P. What it saves is
-# traffic to tensor memory. <!-- checked: less_tensor_memory --> Both ideas together gain the most,
-# <!-- checked: both_gain_most --> and no single rate that is off by 20 % turns the gain of the
-# polynomial into a loss. <!-- checked: sure_of_a_gain -->
-
-# %% tags=["hide-input"]
-display(blackwell.timeline())
-
-# %% [markdown]
-# *Modelled, never measured: a few blocks without and with both ideas, on one axis of time. Gaps in the
-# first lane are times in which the tensor cores wait. <!-- key -->*
-#
-# ### Exercise: `best_share`
-#
-# Which share of the exponentials should a polynomial compute? More of it takes work from the
-# special function unit, and gives work to the multiply-add units and to the issue slots: each
-# polynomial takes several instructions. An SM issues 4 instructions of warps in a cycle. This is
-# what the compiler made of a block of 128 keys, for a warp with its 32 rows:
-
-# %% tags=["hide-input"]
-made = of_softmax()
-table(
-    ["share by polynomial", "exponentials", "multiply-adds", "instructions"],
-    [[f"{e}/8", row.exponentials, row.arithmetic, row.issued] for e, row in made.items()],
-)
-checked("one_more_exponential", made[0].exponentials == 128 + 1)
-
-# %% [markdown]
-# (The exponential beyond 128 is that of alpha. <!-- checked: one_more_exponential -->) Write a
-# function that chooses the share for a GPU with given rates, so that the busiest of the three (special
-# function unit, multiply-add units, issue slots) is done as early as possible.
-
-
-# %%
-def best_share(counts, rates):
-    """One of the keys of counts: eighths of the exponentials."""
-    raise NotImplementedError  # your code here; counts[2].exponentials, rates.exponentials, ...
-
-
-check("best_share", best_share)
-
-# %% [markdown]
-# Does this rule choose what the model of the whole kernel finds? Here are the cycles of a block for
-# three GPUs that do not exist beside the B200:
-
-# %% tags=["hide-input"]
-gpus = {
-    "B200": B200,
-    "twice the exponentials": B200.times(2, "exponentials"),
-    "half the exponentials": B200.times(0.5, "exponentials"),
-    "half the multiply-adds": B200.times(0.5, "arithmetic"),
-}
-modelled = {
-    name: {e: replayed(record_blackwell(8.0, e), row, rates).cycles for e, row in made.items()}
-    for name, rates in gpus.items()
-}
-table(
-    ["modelled cycles of 8 blocks", *(f"{e}/8" for e in made)],
-    [[name, *(f"{cycles:.0f}" for cycles in found.values())] for name, found in modelled.items()],
-)
-fastest = {name: min(found, key=found.get) for name, found in modelled.items()}
-checked("quarter_on_b200", fastest["B200"] == 2)
-checked("none_with_twice", fastest["twice the exponentials"] == 0)
-checked("half_with_half", fastest["half the exponentials"] == 4)
-checked("eighth_with_fewer", fastest["half the multiply-adds"] == 1)
-
-# %% [markdown]
-# On the B200 a fourth is best. <!-- checked: quarter_on_b200 --> With twice the exponentials the
-# polynomial is not needed; <!-- checked: none_with_twice --> with half of them, half of the
-# exponentials should be polynomials. <!-- checked: half_with_half --> With half the multiply-adds an
-# eighth is enough. <!-- checked: eighth_with_fewer --> The best share is a property of the GPU, so
-# the kernel has it as a parameter.
-#
 # ### What is known, and what is not
 #
 # * **Known.** Results: every case of the equivalence suite that the kernel takes passes in the
-#   emulator, with every role as late as the rules allow, and each of 48 planted bugs is found
+#   emulator, also with every role as late as the rules allow
 #   (`tests/emulator/forward/test_blackwell_emulated.py`). Code: it compiles with Triton 3.6, 3.7
 #   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
-# * **Unknown.** Its speed. The model leaves out bank conflicts, dependencies between instructions,
-#   clocks and much more, and some of its rates are assumptions. It is also unknown whether the
-#   hardware needs a fence that the emulator does not ask for.
+# * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas,
+#   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence that
+#   the emulator does not ask for.
 # * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU,
 #   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
 #   report. Once the kernel has passed there, "auto" takes it on that machine.
 #
-# [The page about this kernel](../docs/understand/blackwell.md) has the sources of all rates.
+# [The page about this kernel](../docs/understand/blackwell.md) says more.
 
 # %% [markdown]
 # ## On your own GPU
@@ -1110,6 +967,5 @@ predictions()
 # * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is
 #   exact, and stays in range), `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and
 #   what was tried and did not help, in [log.md](../docs/understand/log.md).
-# * Solutions: `raise_reference.py`, `polynomial_exp2.py`, `repair.py` and `best_share.py` in
-#   `notebooks/solutions/04_fa4`. Next: [05_transformer](05_transformer.ipynb), a model that talks and
-#   runs on these kernels.
+# * Solutions: `raise_reference.py`, `polynomial_exp2.py` and `repair.py` in `notebooks/solutions/04_fa4`.
+#   Next: [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.

@@ -12,6 +12,8 @@ from tests.helpers import ROOT  # noqa: E402
 from tests.trainers.fsdp_worker import LR, WORLD, rows_of  # noqa: E402
 from tests.trainers.runs import OURS, STEPS, Steps, check, random_model  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def whole_run() -> Steps:
     """The same training in one process: a step's loss is the mean over both processes' rows."""

@@ -19,7 +19,7 @@ from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
 from flash_versions.plot.figures import FIGURES, STYLE, digest
 from lessons.pictures.memory import animation, gpu, rooflines, traffic
-from lessons.pictures.pipeline import blackwell, gantt, roles
+from lessons.pictures.pipeline import gantt, roles
 from lessons.pictures.scores import masked, splits, tiles
 
 ANIMATION = FIGURES / "flash-attention.gif"
@@ -43,7 +43,6 @@ PICTURES = {
     "pipeline/schedules-measured": Picture(gantt.data, gantt.against_measured),
     "pipeline/schedules-traced": Picture(gantt.data, gantt.beside_trace),
     "pipeline/roles": Picture(roles.data, roles.state_machine),
-    "pipeline/blackwell": Picture(blackwell.data, blackwell.timeline),
     "memory/traffic": Picture(traffic.data, traffic.against_length),
     "memory/ordinary-work": Picture(traffic.data, traffic.ordinary_work),
     "memory/rooflines": Picture(rooflines.data, rooflines.draw),

@@ -5,7 +5,7 @@ import pytest
 
 from lessons import checked
 from lessons.build import notebooks as build
-from lessons.build.claims import missing, on_one_line, sentences
+from lessons.build.claims import missing
 
 
 def notebook(text, code):
@@ -43,21 +43,6 @@ def test_missing_checks_are_found(text, code, words):
     found = missing(notebook(text, code))
     assert len(found) == len(words)
     assert all(sentence.startswith(start) for sentence, start in zip(found, words))
-
-
-def test_a_sentence_keeps_its_marker():
-    text = "One is $1.5$ <!-- key -->\n\nTwo (see `x.Y`). <!-- checked: b --> *Three!* Four"
-    assert list(sentences(text)) == [
-        "One is $1.5$ <!-- key -->",
-        "Two (see `x.Y`). <!-- checked: b -->",
-        "*Three!*",
-        "Four",
-    ]
-
-
-def test_a_marker_begins_no_line():
-    """The line would be HTML for Markdown, and `b` no code."""
-    assert on_one_line("A.\n<!-- key --> `b`\n\n<!-- c -->") == "A. <!-- key --> `b`\n\n<!-- c -->"
 
 
 def test_a_false_claim_ends_the_cell():

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from flash_versions import BASELINES, VERSIONS, __main__
+from flash_versions import VERSIONS, __main__
 from flash_versions.diff import __main__ as diff
-from flash_versions.diff import changed, files, lesson, plain_diff, plain_source
+from flash_versions.diff import changed, plain_diff, plain_source
 from tests.helpers import ROOT
 
 
@@ -18,122 +18,6 @@ def test_table_names_every_version(capsys):
     for name in (*VERSIONS, "torch", "triton", "GPU", "interpreter", "Next"):
         assert name in out
     assert re.search(r"fa2 .*(interpreted|natively)", out)
-
-
-def test_lesson_shows_what_changed_and_nothing_else(capsys):
-    assert diff.main(["fa1", "fa2", "--all"]) == 0
-    out = capsys.readouterr().out
-    assert "+    p = tl.exp2(s * scale_log2 - pivot[:, None])" in out
-    assert "+++ fa2/combine.py" in out
-    assert '"""' not in out
-    assert "new_max = tl.maximum(row_max, tl.max(s, 1))\n" in out
-    replaced = re.findall(r"^-def (\w+)", out, re.MULTILINE)
-    assert replaced == ["softmax_step", "probabilities", "backward_kernel", "choose_config"]
-
-
-def test_lesson_shows_shared_definitions_in_the_place_of_imports(capsys):
-    """FA3 loads rows in its own way, FA2 in that of a shared page; both in both passes. Of the
-    backward, delta's kernel and what is measured are FA2's.
-    """
-    assert diff.main(["fa2", "fa3", "--all"]) == 0
-    out = capsys.readouterr().out
-    assert "-def load_rows(view, rows, index, MASKED: tl.constexpr):\n" in out
-    assert "+def load_rows(desc, rows, index):\n" in out
-    changed = re.findall(r"^[+-].*", out, re.MULTILINE)
-    assert not any("def delta_kernel" in line or "MEASURED_Q = " in line for line in changed)
-    assert "+++ fa3/backward.py" in out
-    assert "+def own_rows(tile, pos, length):" in changed
-
-
-PAGES = {
-    "shared.py": "def helper():\n    return 0\n",
-    "fa1/forward.py": """from pages.shared import helper
-
-# What tile needs.
-SIZE = 4
-LIMIT = 5
-
-
-def tile():
-    return SIZE + width() + changed()
-
-
-def width():
-    return 1
-
-
-def changed():
-    return 2
-
-
-def wrapped():
-    return 3
-
-
-def gone():
-    return LIMIT
-""",
-    "fa2/forward.py": """from pages.fa1 import forward as before
-from pages.fa1.forward import tile
-
-
-def changed():
-    return tile()
-
-
-def wrapped():
-    return before.wrapped()
-""",
-    "fa2/__init__.py": "from pages.fa1.forward import changed\n",
-}
-
-
-def test_lesson_leaves_out_what_is_imported_from_the_version_before(tmp_path, monkeypatch):
-    """With what only that needs; not what has another definition now, unless that uses it."""
-    for name, text in PAGES.items():
-        path = tmp_path / "pages" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for folder in ("ROOT", "FOLDER"):
-        monkeypatch.setattr(files, folder, tmp_path / "pages")
-    monkeypatch.setattr(files, "VERSIONS", "pages")
-    lines = [line for line in lesson("fa1", "fa2") if line[1:].strip()]
-    assert [line for line in lines if line[0] == "-" and line[1] != "-"] == [
-        "-from pages.shared import helper",
-        "-LIMIT = 5",
-        "-    return 2",
-        "-def gone():",
-        "-    return LIMIT",
-    ]
-    added = [line for line in lines if line[0] == "+" and line[1] != "+"]
-    assert added[2:] == ["+    return tile()", "+def wrapped():", "+    return before.wrapped()"]
-
-
-def test_lesson_of_the_last_version(capsys):
-    """FA4's softmax is new; boxes, the order of tiles and the launch are imported from FA3."""
-    assert diff.main(["fa3", "fa4", "--all"]) == 0
-    out = capsys.readouterr().out
-    assert "+    acc = rescale(acc, alpha, rule, MASKED)\n" in out
-    assert "+++ fa4/softmax.py" in out
-    removed = set(re.findall(r"^-(?:def |class )?(\w+)", out, re.MULTILINE))
-    assert {"produce", "attend_in_order"} <= removed
-    imported = {"load_rows", "heavy_first", "choose_config", "HopperConfig"}
-    assert not removed & (
-        imported | {"overlapping_config", "describe_inputs", "numbers", "MEASURED"}
-    )
-
-
-def test_lesson_as_html(tmp_path):
-    page = tmp_path / "lesson.html"
-    assert diff.main(["fa1", "fa2", "--html", str(page)]) == 0
-    assert '<span class="add">+    p = tl.exp2(s * scale_log2 - pivot[:, None])' in page.read_text()
-
-
-@pytest.mark.parametrize("view", [[], ["--plain"], ["--all"]])
-def test_unknown_version(view, capsys):
-    known = ", ".join(VERSIONS) if "--all" in view else f"{', '.join(VERSIONS)}, fa3-hopper, fa4-ho"
-    assert diff.main(["fa1", "fa7", *view]) == 2
-    assert f"error: there is no version 'fa7'; there are {known}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -180,29 +64,6 @@ def test_kernels_for_hopper_lose_what_is_switched_off(capsys):
     assert "     round = 0" in lines  # what became another function is held against it
 
 
-def test_one_kernel_is_shown_whole(capsys):
-    assert diff.main(["--show", "fa2", "--plain"]) == 0
-    assert capsys.readouterr().out == plain_source("fa2")
-    assert diff.main(["--show", "fa2", "--plain", "--full", "--head-dim", "80"]) == 0
-    out = capsys.readouterr().out
-    assert out == plain_source("fa2", causal=False, head_dim=80)
-    assert "tl.zeros([BLOCK_Q, 128], tl.float32)" in out and "offset" not in out
-
-
-def test_versions_on_disk_are_the_registered_ones():
-    assert files.version_names() == list(VERSIONS)
-    assert not set(VERSIONS) & set(BASELINES)
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_readme_table_tells_what_the_code_tells(name):
-    """The progression table is written once in the code; the README repeats it word for word."""
-    version = VERSIONS[name]
-    readme = (ROOT / "README.md").read_text()
-    assert f"| {version.wasted} | {version.idea} |" in readme
-    assert f"(flash_versions/versions/{name}/forward.py)" in readme
-
-
 def test_readme_names_what_there_is():
     """Commands, and the files and pictures that it links to; its ratios are to what users have."""
     readme = (ROOT / "README.md").read_text()
@@ -230,11 +91,3 @@ def test_readme_counts_the_lines_that_change():
             rf"{count} (changed lines )?from {before.upper()} to {name.upper()}", readme
         )
     assert f"prints one without them, in {len(plain_source('fa2').splitlines())} lines" in readme
-
-
-def test_no_version_number_in_an_identifier():
-    """The version is in the path, so that a diff between two versions shows the idea only."""
-    for path in (ROOT / "flash_versions/versions").glob("fa*/**/*.py"):
-        names = re.findall(r"^(?:def|class) (\w+)", path.read_text(), re.MULTILINE)
-        bare = [re.sub(r"(exp|log)2|fp8", "", name) for name in names]
-        assert not [name for name in bare if re.search(r"fa\d|v\d|\d$", name)], path

@@ -16,6 +16,8 @@ from tests.helpers.models.random_checkpoint import TINY, write_checkpoint
 from transformer.tasks.problems import read_line
 from transformer.training.tuning.chats import read_chats
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs/use/your_data.md").read_text()
 BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, block in BLOCKS if not kind for line in block.splitlines()]

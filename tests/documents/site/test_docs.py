@@ -4,7 +4,6 @@ network, and a browser has nothing to complain about.
 
 import html
 import importlib
-import math
 import os
 import re
 import shutil
@@ -20,7 +19,6 @@ from tests.documents.site.site_links import broken
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
-WALKTHROUGHS = "learn/walkthroughs"  # made before a build, as learn/versions is
 nbformat = pytest.importorskip("nbformat")
 sys.path.append(str(DOCS / "extensions"))
 walkthroughs = importlib.import_module("walkthroughs")
@@ -33,7 +31,7 @@ QUIET = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--window-size=1300,900",
 ]  # fmt: skip
 # One worker builds the site, for all tests of this file.
-pytestmark = pytest.mark.xdist_group("docs")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("docs")]
 
 
 @pytest.fixture(scope="module")
@@ -68,42 +66,6 @@ def test_no_link_is_broken(site):
     assert broken(site) == []
 
 
-def test_every_document_and_notebook_has_its_page(site):
-    documents = [path.relative_to(DOCS).with_suffix("") for path in DOCS.glob("[a-z]*/*.md")]
-    notebooks = [path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")]
-    assert len(documents) > 20
-    for name in (*documents, *(f"{WALKTHROUGHS}/{x}" for x in (*notebooks, "index"))):
-        assert (site / f"{name}.html").exists(), name
-
-
-def test_every_walkthrough_says_what_it_takes(site):
-    """Its time, what it needs and what it teaches; set-up and drawings are folded."""
-    text = (site / WALKTHROUGHS / "index.html").read_text()
-    names = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
-    places = [text.index(f'href="{name}.html"') for name in names]
-    assert places == sorted(places)
-    assert text.count("minutes.</strong>") == text.count("What you need:") == len(names)
-    for name in names:
-        notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
-        tags = [set(cell.metadata.get("tags", ())) for cell in notebook.cells]
-        folded = [x for x in tags if x & {"hide-cell", "hide-input"}]
-        page = (site / WALKTHROUGHS / f"{name}.html").read_text()
-        assert page.count(">Show the code<") == len(folded), name
-
-
-def test_time_counts_words_code_and_exercises():
-    """Not folded cells; rounded up to 5 minutes."""
-    cell = nbformat.v4.new_code_cell
-    lines = "\n".join(["x = 1"] * walkthroughs.LINES)
-    cells = [nbformat.v4.new_markdown_cell("word " * (4 * walkthroughs.WORDS)), cell(lines)]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    assert walkthroughs.minutes(notebook) == 5
-    notebook.cells.append(cell(lines, metadata={"tags": ["hide-cell"]}))
-    assert walkthroughs.minutes(notebook) == 5
-    notebook.cells.append(cell('check("name", function)'))
-    assert walkthroughs.minutes(notebook) == 5 * math.ceil((5 + walkthroughs.EXERCISE) / 5)
-
-
 @pytest.mark.parametrize("name", VERSIONS)
 def test_every_version_is_told(site, name):
     """On a page of its own, with its idea and all its files; and on those about all versions."""
@@ -119,23 +81,6 @@ def test_every_version_is_told(site, name):
     if before >= 0:
         lines = (site / f"diffs/{list(VERSIONS)[before]}-{name}.html").read_text()
         assert 'class="add"' in lines and f"{name}/forward.py" in lines
-
-
-def test_terms_show_their_definition(site):
-    """On pages and in notebooks, the first use only."""
-    there = ("understand/numerics", "../learn/glossary"), (f"{WALKTHROUGHS}/01_fa1", "../glossary")
-    for page, to in there:
-        text = (site / f"{page}.html").read_text()
-        for term in ("tensor-core", "program"):
-            found = re.findall(rf'<a class="term [^>]+ href="{to}.html#{term}" title="(.*?)"', text)
-            assert len(found) == 1 and len(found[0]) > 20, (page, term)
-    assert 'class="term ' not in (site / "learn/glossary.html").read_text()
-
-
-def test_tables_of_outputs_are_tables(site):
-    for page in ("00_start", "01_fa1", "02_fa2"):
-        text = (site / WALKTHROUGHS / f"{page}.html").read_text()
-        assert "<td" in text and "|--" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
 
 
 def test_every_public_name_is_documented(site):
@@ -155,33 +100,6 @@ def test_every_public_name_is_documented(site):
         "rl.trainer.Trainer",
     ):
         assert f'id="transformer.{name}"' in reference, name
-
-
-def test_where_it_runs_is_what_the_package_says(site):
-    """A few facts that the tables must show, however they come about."""
-    text = (site / "use/where.html").read_text()
-    assert "capability 7.5; 8.0 (Ampere) or later works" in text  # of a T4
-    row = text[text.index("H100, H200") :]
-    assert row.index("explicit (Gluon)") < row.index("B200")
-    for arch in ("A100", "4090", "B200", "no GPU"):
-        assert arch in text
-
-
-def test_links_that_are_wrong_are_found(tmp_path):
-    """The checker itself, on a site with one fault of every kind."""
-    (tmp_path / "other.html").write_text("<p id='here'>")
-    (tmp_path / "good.png").write_bytes(b"")
-    (tmp_path / "index.html").write_text(
-        "<a href='other.html#here'><a href='https://example.org/x'><img src='good.png'>"
-        "<img src='data:image/png;base64,AAAA'><a href='#top' id='top'>"
-        "<a href='other.html#gone'><a href='gone.html'><img src='gone.png'>"
-        "<script src='https://example.org/x.js'></script><a href='repository:x.py'>"
-        "<link rel='stylesheet' href='https://example.org/x.css'><img>"
-    )
-    found = broken(tmp_path)
-    assert len(found) == 7
-    for fault in ("#gone", "gone.html", "gone.png", "x.js", "x.css", "repository:x.py", "<img> ''"):
-        assert any(fault in sentence for sentence in found), fault
 
 
 @pytest.fixture(scope="module")
@@ -238,23 +156,6 @@ def test_a_browser_shows_every_page(seen):
     assert {name: said for name, (said, _) in seen.items() if said} == {}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "<img src='gone.png'>",
-        "<script>throw new Error('mistake')</script>",
-        "<link rel='stylesheet' href='https://example.org/x.css'>",
-        "<input type=range max=3 oninput='gone()'>",
-        "<input type=range max=3>",
-    ],
-)
-def test_a_browser_complains(fault, browser, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text(f"<!doctype html><p>Text</p>{fault}")
-    browser.get(path.as_uri())
-    assert complaints(browser)
-
-
 WIDTHS = (1920, 1600, 1400, 1280, 390)  # of a large screen, of laptops, of a phone
 # What is wider than its place, or further right than the window, and cannot be scrolled to.
 CUT_OFF = """
@@ -293,25 +194,6 @@ def cut_off(browser, widths):
 
 def test_nothing_is_cut_off(seen):
     assert {name: beyond for name, (_, beyond) in seen.items() if beyond} == {}
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "<p style='width: 500px'>wide",
-        "<p style='overflow: hidden; white-space: nowrap; width: 50px'>a sentence that is long",
-        "<p style='position: absolute; left: 380px; width: 100px'>outside",
-    ],
-)
-def test_what_is_cut_off_is_found(browser, tmp_path, fault):
-    path = tmp_path / "page.html"
-    begin = "<!doctype html><article><div style='overflow: auto'><pre>scrolls " + "x" * 200
-    path.write_text(f"{begin}</pre></div>")
-    browser.get(path.as_uri())
-    assert cut_off(browser, [390]) == []
-    path.write_text(f"{begin}</pre></div>{fault}</article>")
-    browser.get(path.as_uri())
-    assert cut_off(browser, [390])
 
 
 @pytest.mark.parametrize("name", VERSIONS)

@@ -38,11 +38,6 @@ def drawn_lines(monkeypatch, folders: list[Path], path: Path) -> dict[str, list]
     }
 
 
-def test_the_curve_is_drawn(finished_run):
-    width, height = png_size(finished_run / "curve.png")
-    assert width > 1000 and height > 500
-
-
 def test_panels_hold_what_was_measured(finished_run, tmp_path, monkeypatch):
     panels = drawn_lines(monkeypatch, [finished_run], tmp_path / "one.png")
     png_size(tmp_path / "one.png")
@@ -59,16 +54,6 @@ def test_panels_hold_what_was_measured(finished_run, tmp_path, monkeypatch):
     _, (label, *points) = panels["reward of the rollouts"]
     assert label == "held-out"
     assert points == [[0, 2, 3], [line["reward"] for line in evaluations]]
-
-
-def test_every_run_of_a_comparison_is_drawn(finished_run, tmp_path, monkeypatch):
-    """Also of the same name in different folders, and more of them than there are colours."""
-    names = ["a/sums", "b/sums", *"cdefghi"]
-    folders = copies_of(finished_run, tmp_path, names)
-    panels = drawn_lines(monkeypatch, folders, tmp_path / "all.png")
-    assert len(panels["entropy of a token, nats"]) == len(names)
-    labels = [label for label, *_ in panels["right answers to held-out problems"]]
-    assert len(set(labels)) == 3 * len(names)
 
 
 def test_the_plot_command(grpo_command, finished_run, tmp_path):

@@ -80,6 +80,7 @@ def wait_for_lines(folder: Path, count: int, running) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [6, pytest.param(10, marks=pytest.mark.wide)])
 def test_a_run_killed_at_random_ends_in_the_same_bits(tempted, tmp_path, whole, processes, kills):
     folder, rng = tmp_path / "run", Random(kills)
@@ -121,6 +122,7 @@ def run_until_write(argv: list[str], folder: str, number: int) -> None:
     run_command(argv)
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @pytest.mark.parametrize("stride", [4, 1])
 def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
@@ -142,6 +144,7 @@ def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
     assert_same(folder, outcome(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tempted, tmp_path, whole):
     folder = tmp_path / "run"
     argv = [*options(tempted, **LENGTH), "--out", str(folder), "--save-every", "1"]

@@ -5,12 +5,11 @@ from random import Random
 
 import pytest
 
-from tests.helpers.models.tiny_grpo import CPU, make_trainer, options
-from transformer import grpo
-from transformer.rl import recipes, trainer
+from tests.helpers.models.tiny_grpo import make_trainer, options
+from transformer.rl import trainer
 from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
-from transformer.tasks.verifiers import as_number, exact, final_answer, number, parse_reward
+from transformer.tasks.verifiers import as_number, exact, number, parse_reward
 
 RIGHT_NUMBERS = [
     "72",
@@ -65,13 +64,6 @@ def test_numbers():
         assert as_number(text) is None, text
 
 
-def test_final_answers():
-    assert final_answer("\\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
-    assert final_answer("\\boxed{1} \\boxed{2}") == "2"
-    assert final_answer("#### 1\nor\n#### 2\nwell") == "2"
-    assert final_answer("<think>\\boxed{1}</think> no") is None
-
-
 def test_exact_texts():
     problem = {"answer": "New York"}
     right = ["New York", " New\nYork ", "<answer>New York</answer>", "Well: \\boxed{New York}"]
@@ -114,26 +106,6 @@ def test_a_weighted_sum_of_rewards():
     assert problem.marks("no").answer == 0
     only = Problems("a.jsonl", lines(), reward=f"0.3 * {HERE}:short").sample(Random(0))
     assert only.marks("no").answer == pytest.approx(0.3)  # as far as it goes towards 1
-
-
-REFUSED_REWARDS = {
-    "": "is no reward; such as number",
-    "number +": "'' is no reward",
-    "two*number": "'two*number' is no reward",
-    "1.2.3 * number": "is no reward",
-    "numbers": "no reward is called 'numbers'; there are number, exact, and module:function",
-    "nosuch:function": "there is no reward nosuch:function: No module named 'nosuch'",
-    f"{HERE}:nosuch": "has no attribute 'nosuch'",
-    f"{HERE}:HERE": "is no function but",
-    "number + 2 * number": "names number twice",
-}
-
-
-@pytest.mark.parametrize("text", REFUSED_REWARDS)
-def test_what_is_no_reward_is_refused_in_a_sentence(text):
-    with pytest.raises(ValueError) as raised:
-        parse_reward(text)
-    assert REFUSED_REWARDS[text] in str(raised.value)
 
 
 def test_lines_of_every_kind():
@@ -246,19 +218,6 @@ def test_a_run_on_a_file(tempted, file, tmp_path, grpo_command):
     assert code == 2 and "holds a run with another --data-content" in said
 
 
-def test_it_learns(tempted, file):
-    """The answer is always the same letter."""
-    given = own(file, reward="exact", prompts=8, lr=1e-2)
-    file.write_text(file.read_text().replace('"b"', '"a"'))
-    one = make_trainer(tempted, **given)
-    rewards = []
-    for _ in range(12):
-        rollouts = one.roll_out().rollouts
-        rewards.append(sum(x.reward for x in rollouts) / len(rollouts))
-        one.learn(rollouts)
-    assert sum(rewards[-3:]) > 3 * sum(rewards[:3])
-
-
 def test_a_system_prompt_is_in_every_prompt_that_has_none(tempted, file):
     chat = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "x"}]
     given = own(file, system="Be brief.")
@@ -315,10 +274,3 @@ def test_what_cannot_work_is_refused_in_a_sentence(file, given, tmp_path, grpo_c
     code, said = grpo_command(*given.format(file=file).split(), *out)
     assert code == 2
     assert said.startswith("error: ") and REFUSED[given] in said
-
-
-def test_runs_of_a_file_are_called_after_it(file):
-    arguments, settings = grpo.parse(["--data", str(file)])
-    assert (arguments.out, settings.task) == (None, "letters")
-    assert trainer.resolved(settings, CPU).reward == "number"
-    assert isinstance(recipes.task_of(settings), Problems)

@@ -86,6 +86,7 @@ def test_a_policy_knows_what_its_checkpoint_says(folder):
     assert policy.tokenizer.decode(policy.encode(problem)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"lora-rank": 2, "beta": 0.1}], ids=["all", "lora"])
 def test_the_command_trains_it(folder, tmp_path, changes):
     argv = options(folder, **WITH, **changes, steps=2, eval_every=2)

@@ -3,11 +3,8 @@
 from itertools import count, islice
 from random import Random
 
-import pytest
-
 from tests.helpers.models.tiny_grpo import TINY, Count, make_trainer
 from transformer.rl.groups import Asked, Pool, groups_of
-from transformer.rl.recipes import Settings
 from transformer.rl.sampler import REMEMBERED
 
 COUNT = Count()
@@ -38,29 +35,6 @@ def test_who_waits_longest_is_next():
     assert pool.take(2) == asked(2, 4)
     assert pool.take(2) == asked(5), "as many as there are"
     assert pool.take(2) == []
-
-
-def test_a_full_pool_drops_who_waits_longest():
-    pool = Pool(3)
-    pool.put(asked(1, 2), [True, True])
-    pool.put(asked(3, 4, 5), [True, False, True])
-    assert pool.state() == [(7, 2), (7, 3), (7, 5)]
-
-
-def test_a_restored_pool_is_the_same():
-    pool, other = Pool(9), Pool(9)
-    pool.put(asked(5, 2, 8), [True] * 3)
-    other.put(asked(1), [True])
-    other.restore(pool.state(), lambda step, number: asked(number)[0].problem)
-    assert other.state() == pool.state()
-    assert other.take(9) == asked(5, 2, 8)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_lies_between_nothing_and_all(share):
-    with pytest.raises(ValueError, match="--replay is a share of the problems, 0 to 1, got"):
-        Settings(replay=share)
-    assert [Settings(replay=x).replay for x in (0, 1)] == [0, 1]
 
 
 # --- the trainer
@@ -137,10 +111,3 @@ def test_what_is_asked_again_is_dealt_out(tempted, monkeypatch):
     problems, _ = one.ask(hard=set())
     again = one.drawn(0, *range(8))
     assert 0 < len(again.intersection(problems[:4])) < 4
-
-
-def test_without_replay_nothing_is_remembered(tempted):
-    trainer = make_trainer(tempted)
-    for _ in range(2):
-        assert trainer.roll_out().replayed == 0
-    assert trainer.state()["pool"] == []

@@ -89,23 +89,6 @@ def test_sampler_trainer_and_transformers_agree(sloppy, temperature):
         torch.testing.assert_close(entropy[row, : len(answer)], spread, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [{"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.1}],
-    ids=lambda filters: next(iter(filters)),
-)
-def test_filters_are_refused(policy, filters):
-    with pytest.raises(ValueError, match="only the temperature may be set"):
-        roll_out(
-            policy,
-            policy.model,
-            problems_of(Count(), 1),
-            2,
-            max_tokens=4,
-            sampling=Sampling(**filters),
-        )
-
-
 # --- what may be said
 
 
@@ -153,14 +136,6 @@ def test_what_is_banned(policy, tempted, tmp_path):
     assert Policy.load(fewer, "sdpa", CPU).banned == policy.banned
 
 
-def test_a_checkpoint_without_an_end_is_refused(tempted, tmp_path):
-    endless = shutil.copytree(tempted, tmp_path / "endless")
-    (endless / "generation_config.json").unlink()
-    change_json(endless / "tokenizer_config.json", eos_token=None)
-    with pytest.raises(ValueError, match="names no end-of-sequence token"):
-        Policy.load(endless, "sdpa", CPU)
-
-
 def change_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -187,11 +162,6 @@ def test_masks_are_made_from_lengths():
         assert [whole[position + 1] for position in positions] == tokens
         assert positions[0] == len(prompt) - 1
         assert batch.sampler[row, : len(tokens)].tolist() == [-1.0 - t for t in tokens]
-
-
-@pytest.mark.parametrize(("context", "width"), [(None, 16), (16, 16), (15, 7), (7, 7)])
-def test_rows_are_rounded_up_within_the_context(context, width):
-    assert collate([by_hand([7] * 4, [5, 6, END])], CPU, context).tokens.shape == (1, width)
 
 
 def test_what_fills_the_rows_changes_nothing(policy):
@@ -275,20 +245,3 @@ def test_what_was_cut_off_earns_nothing(policy):
     assert all(r.reward == r.completion.text.count("a") for r in whole)
     assert all(r.answer == ("a" in r.completion.text) for r in whole)
     assert all(r.completion.tokens[-1] == END for r in whole)
-
-
-def test_an_interrupt_leaves_no_half_rollouts(policy):
-    """Ctrl-C during the third token: completions that it cut off must not be learned from."""
-    calls = []
-
-    def interrupt(*_):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    handle = policy.model.register_forward_pre_hook(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            rolled(policy, problems_of(Count(), 2))
-    finally:
-        handle.remove()

@@ -6,7 +6,6 @@ import re
 import statistics
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,24 +48,6 @@ def test_ways_agree_with_brute_force():
         assert {way.value for way in ways(numbers)} == reachable(numbers), numbers
 
 
-def test_the_docstring_counts_the_problems():
-    """By brute force again, over all numbers at once."""
-    numbers = np.array(list(itertools.combinations_with_replacement(range(1, 51), 3)))
-    results = []
-    for a, b, c in itertools.permutations(numbers.T):
-        for first, second in itertools.product((np.add, np.subtract, np.multiply), repeat=2):
-            step = first(a, b)
-            for result in (second(step, c), second(c, step)):
-                valid = (step >= 1) & (step <= 999) & (result >= 1) & (result <= 999)
-                results.append(np.where(valid, result, 0))
-    found = np.sort(results, axis=0)
-    counts = (np.diff(found, axis=0) > 0).sum(axis=0)  # the first one found is 0
-    assert (found[0] == 0).all()
-    text = " ".join(Countdown.__doc__.split())
-    assert f"{counts.sum():,} problems are different" in text
-    assert f"{counts.mean():.0f} different targets on average, {counts.max()} at most" in text
-
-
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_problem_has_an_answer(count):
     task, rng = Countdown(count), Random(2)
@@ -77,32 +58,10 @@ def test_every_problem_has_an_answer(count):
         assert task.reward(worked("", task.answer(*arguments)), *arguments) == 1
 
 
-def test_the_question_names_the_numbers_in_order_and_the_target():
-    for problem in draw(300):
-        numbers, target = problem.arguments
-        said = [int(digits) for digits in re.findall(r"\d+", problem.question)]
-        assert said in ([*numbers, target], [target, *numbers]), problem.question
-
-
 def test_disguises_of_a_problem_are_on_one_side():
     assert len({TASK.key(order, TARGET) for order in itertools.permutations(NUMBERS)}) == 1
     assert len({TASK.held_out(order, TARGET) for order in itertools.permutations(NUMBERS)}) == 1
     assert TASK.key(NUMBERS, TARGET) != TASK.key(NUMBERS, TARGET + 1)
-
-
-def test_one_problem_in_sixteen_is_held_out():
-    rng, count = Random(3), 3000
-    share = sum(TASK.held_out(*TASK.arguments(rng)) for _ in range(count)) / count
-    assert abs(share - 1 / 16) < 4 * math.sqrt(15 / 256 / count)
-
-
-def test_what_cannot_be_played():
-    with pytest.raises(ValueError, match="takes 2 to 4 numbers whose sum is at most 999, not 5"):
-        Countdown(count=5)
-    with pytest.raises(ValueError, match="not 3 of up to 400"):
-        Countdown(top=400)
-    with pytest.raises(ValueError, match=r"\(1, 1, 1\) cannot make 500"):
-        TASK.answer((1, 1, 1), 500)
 
 
 # The judge.
@@ -178,14 +137,6 @@ def test_no_reward_for(answer):
     assert TASK.marks(worked("", answer), NUMBERS, TARGET) == Marks(answer=0, form=1)
 
 
-@pytest.mark.parametrize(
-    "answer, numbers, target",
-    [("3**2*1", (3, 2, 1), 9), ("8/4*3", (8, 4, 3), 6), ("3*8", (3, 3, 8), 24), ("3", (3,), 3)],
-)
-def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
-    assert not TASK.right(answer, numbers, target)
-
-
 MALFORMED = {
     "empty": "",
     "no tags": "8*4*3",
@@ -205,11 +156,6 @@ MALFORMED = {
 @pytest.mark.parametrize("completion", MALFORMED.values(), ids=MALFORMED)
 def test_malformed(completion):
     assert TASK.marks(completion, NUMBERS, TARGET) == Marks(answer=0, form=0)
-
-
-@pytest.mark.parametrize("text", ["(" * 10**6, "(" * 50 + ")" * 50, "9*" * 10**6 + "9"])
-def test_long_text_is_refused_whoever_asks(text):
-    assert not TASK.right(text, NUMBERS, TARGET)
 
 
 expressions = st.recursive(
@@ -234,18 +180,6 @@ def test_expressions_come_to_what_python_says(expression):
     text, numbers = expression
     if len(text) > 1:
         assert evaluate(text) == (eval(text), numbers)
-
-
-@given(st.text("0123456789+-*() ._e/,=", max_size=14))
-@settings(deadline=None, max_examples=300)
-def test_any_text_is_an_expression_or_a_value_error(text):
-    try:
-        value, numbers = evaluate(text)
-    except ValueError:
-        return
-    assert set(text) <= set("0123456789+-*() ") and "**" not in text
-    assert value == eval(text)
-    assert numbers == [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 # The teacher.
@@ -289,16 +223,6 @@ def test_patience_decides_how_often_the_teacher_is_right():
         expected = statistics.mean(patience ** (k - 1) for k in tries)
         assert abs(share - expected) < 4 * math.sqrt(0.5 / len(problems)), patience
     assert 0.3 < share < 0.4  # with the patience that training has by default
-
-
-def test_replies_are_short():
-    rng, teacher = Random(6), Teacher(patience=PATIENCE)
-    lengths = sorted(
-        len(byte_tokenizer.encode(teacher.reply(rng, problem))) + 1 for problem in draw(500)
-    )
-    assert lengths[494] <= 320
-    longest = max(len(byte_tokenizer.encode(Teacher().reply(rng, p))) for p in draw(300))
-    assert longest < 400
 
 
 def test_the_corpus_teaches_countdown_with_its_patience():

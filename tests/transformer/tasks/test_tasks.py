@@ -3,7 +3,6 @@
 import math
 import os
 import re
-from hashlib import sha256
 from random import Random
 
 import pytest
@@ -11,17 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.chat import encode_chat
-from transformer.tasks import unknown
 from transformer.tasks.phrases import (
-    COMPARE,
-    PATTERNS,
     REPLIES,
-    expand,
-    say,
 )
 from transformer.tasks.skills import TASKS, Add, Subtract
-from transformer.tasks.task import Marks, Task
-from transformer.train import SLOPPY
+from transformer.tasks.task import Marks
 from transformer.training import byte_tokenizer, corpus
 from transformer.training.corpus import Corpus, Teacher, draw_chat
 
@@ -53,14 +46,6 @@ def test_encode_agrees_with_tokenizers(text):
     tokens = byte_tokenizer.encode(text)
     assert tokens == tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
-
-
-def test_vocabulary(theirs):
-    assert len(theirs) == byte_tokenizer.VOCAB_SIZE == 320
-    assert sorted(theirs.get_vocab().values()) == list(range(320))
-    assert theirs.eos_token_id == byte_tokenizer.IM_END
-    assert theirs.pad_token_id == byte_tokenizer.PAD != theirs.eos_token_id
-    assert theirs("7").input_ids == [ord("7")]
 
 
 MESSAGES = [
@@ -204,11 +189,6 @@ def test_no_reward_for(completion):
     assert TASKS["add"].reward(completion, 7, 5) == 0
 
 
-@pytest.mark.parametrize("steps", ["", "easy", "7+5+0=12", "anything\nat all"])
-def test_reward_does_not_look_at_the_steps(steps):
-    assert TASKS["add"].reward(f"<think>{steps}</think><answer>12</answer>", 7, 5) == 1
-
-
 def test_marks_tell_the_answer_from_the_form():
     task = TASKS["add"]
     assert task.marks("<think></think><answer>12</answer>", 7, 5) == Marks(answer=1, form=1)
@@ -229,28 +209,6 @@ def test_small_talk_is_judged_by_its_intent():
     assert task.reward(greeting + greeting, "greeting", "hello") == 0
 
 
-class Double(Task):
-    name = "double"
-
-    def arguments(self, rng):
-        return (rng.randint(0, 999),)
-
-    def question(self, rng, number):
-        return say(rng, ("double {n}", "what is twice {n}"), n=number)
-
-    def answer(self, number):
-        return str(2 * number)
-
-
-def test_a_task_takes_ten_lines():
-    rng = Random(0)
-    problem = Double().sample(rng)
-    (number,) = problem.arguments
-    assert str(number) in problem.question
-    assert problem.reward(f"<think>easy</think><answer>{number + number}</answer>") == 1
-    assert problem.reward(f"<think>easy</think><answer>{number}1</answer>") == 0
-
-
 # The split.
 
 
@@ -267,13 +225,6 @@ def test_disguises_of_a_problem_are_on_one_side(name, one, other):
     task = TASKS[name]
     assert task.key(*one) == task.key(*other)
     assert task.held_out(*one) == task.held_out(*other)
-
-
-def test_one_problem_in_sixteen_is_held_out():
-    task, count = TASKS["add"], 20_000
-    rng = Random(1)
-    share = sum(task.held_out(rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(count))
-    assert abs(share / count - 1 / 16) < 5 * math.sqrt(15 / 256 / count)
 
 
 @pytest.mark.parametrize("tasks", corpus.MIXES)
@@ -343,45 +294,7 @@ def test_forgetting_everything(task, arguments, answer):
     assert worked == answer
 
 
-@pytest.mark.parametrize(
-    "dials", [{"hasty": -0.1}, {"forget": 1.5}, {"hasty": math.nan}, {"patience": 2}]
-)
-def test_a_dial_is_a_probability(dials):
-    with pytest.raises(ValueError, match="is a probability"):
-        Teacher(**dials)
-
-
 # Wording.
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_questions_vary_and_leave_no_pattern_behind(name):
-    rng = Random(5)
-    questions = [TASKS[name].sample(rng).question for _ in range(500)]
-    assert len(set(questions)) > 400
-    if name not in ("unknown", "beyond"):  # a list of numbers may be in square brackets
-        assert not any(re.search(r"[{}|]|\[[a-z]", question) for question in questions)
-
-
-def test_unknown_questions_leave_no_slot_unfilled():
-    rng = Random(6)
-    for _ in range(2000):
-        text, is_sentence = unknown.anything(rng)
-        if is_sentence:
-            assert not re.search(r"[{}|\[\]()]", text), text
-
-
-def test_operands_survive_everything_that_is_done_to_a_sentence():
-    rng = Random(7)
-    for _ in range(2000):
-        text = say(rng, PATTERNS["add"], a="3Xy", b="9zQ")
-        assert "3Xy" in text and "9zQ" in text
-
-
-def test_expand_reaches_every_alternative():
-    rng = Random(9)
-    assert {expand(rng, "(a|b(c|d)|)!") for _ in range(200)} == {"a!", "bc!", "bd!", "!"}
-    assert all(expand(rng, pattern) for patterns in COMPARE.values() for pattern in patterns)
 
 
 # Batches.
@@ -397,26 +310,6 @@ def test_a_chunk_is_a_function_of_seed_and_number():
     assert content(0, 3) != content(0, 4)
 
 
-@pytest.mark.parametrize(
-    "teacher, chunk, digest",
-    [
-        (Teacher(), 0, "2742b33a10fc9765fe865cec1989f0bd7febb4ad838f7900f525685228af45e7"),
-        (SLOPPY, 3, "52401cd62dd3ae7e88758cd68a776ad0e11c1f97e081495cd2a1c1f11bc39463"),
-    ],
-    ids=["chat", "sloppy"],
-)
-def test_the_training_data_changes_only_on_purpose(teacher, chunk, digest):
-    """Other data means another model from the same command. If a digest changes here, the cards of
-    the shipped models must say which earlier generator taught them.
-    """
-    content = sha256()
-    for batch in Corpus(teacher, 0, 8192, chunk_batches=4)[chunk]:
-        content.update(repr(batch.tokens.shape).encode())
-        content.update(batch.tokens.tobytes())
-        content.update(batch.learned.tobytes())
-    assert content.hexdigest() == digest
-
-
 def test_batches_fit_the_budget_and_are_padded_on_the_right():
     batches = Corpus(Teacher(), 0, 4096, chunk_batches=8)[0]
     used = 0
@@ -428,13 +321,3 @@ def test_batches_fit_the_budget_and_are_padded_on_the_right():
         assert batch.learned.any(axis=1).all()
         used += (~is_pad).sum()
     assert used / sum(batch.tokens.size for batch in batches) > 0.75
-
-
-def test_a_batch_must_hold_the_longest_chat():
-    with pytest.raises(ValueError, match="at least 1024 tokens"):
-        Corpus(Teacher(), 0, 1000)
-
-
-def test_a_mix_has_a_name():
-    with pytest.raises(ValueError, match="no mix of tasks is called juggling; there are chat, c"):
-        Corpus(Teacher(), 0, 1024, "juggling")

@@ -56,28 +56,6 @@ def test_at_the_beginning_nothing_changes(plain, adapted):
         assert torch.equal(weight, plain.get_parameter(name)), name
 
 
-def test_adapters_are_on_all_projections_of_the_layers(plain, adapted):
-    found = {name for name, module in adapted.named_modules() if isinstance(module, AdaptedLinear)}
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert len(found) == 7 * len(plain.model.layers)
-    assert {name.rpartition(".")[2] for name in found} == set(names)
-    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
-    assert trained == {f"{name}.lora_{which}" for name in found for which in "ab"}
-    a = adapted.model.layers[0].mlp.down_proj.lora_a
-    assert a.shape == (RANK, plain.config.intermediate_size)
-    assert a.abs().max() <= plain.config.intermediate_size**-0.5 < 1.1 * a.abs().max()
-
-
-def test_adapters_depend_on_their_seed(plain, adapted):
-    again, other = copy.deepcopy(plain), copy.deepcopy(plain)
-    add_adapters(again, RANK, 0, torch.float32)
-    add_adapters(other, RANK, 1, torch.float32)
-    for name, parameter in adapted.named_parameters():
-        assert torch.equal(parameter, again.get_parameter(name))
-        if name.endswith("lora_a"):
-            assert not torch.equal(parameter, other.get_parameter(name))
-
-
 def test_merged_weights_do_the_same(plain, adapted):
     disturb(adapted)
     unmerged = adapted(TOKENS)
@@ -146,16 +124,6 @@ def test_the_state_holds_adapters_only_and_is_enough(tempted):
     for one in (trainer, again):
         one.learn(one.roll_out().rollouts)
     assert_close(again.state()["model"], trainer.state()["model"], rtol=0, atol=0)
-
-
-def test_in_bfloat16_only_what_learns_is_float32(tempted):
-    trainer = make_trainer(tempted, lora_rank=RANK, dtype="bfloat16")
-    trainer.learn(trainer.roll_out().rollouts)
-    for name, parameter in trainer.policy.model.named_parameters():
-        assert parameter.dtype == (torch.float32 if "lora" in name else torch.bfloat16)
-    for name, parameter in trainer.sampler().named_parameters():
-        merged = dict(merged_weights(trainer.policy.model))[name]
-        assert torch.equal(parameter, merged.bfloat16())
 
 
 def test_what_is_published_is_a_plain_checkpoint(tempted, tmp_path):

@@ -8,8 +8,9 @@ import torch
 
 from transformer import grpo, ship
 from transformer.model.weights import load_model
-from transformer.rl.recipes import RECIPES, Settings
 from transformer.training import byte_tokenizer
+
+pytestmark = pytest.mark.slow
 
 STEPS = "--task practice --steps 2 --prompts 2 --group 2 --max-tokens 8 --eval-every 0 --device cpu"
 
@@ -44,25 +45,6 @@ def test_a_run_is_shipped_with_its_card_and_its_log(run, tmp_path, monkeypatch, 
         assert torch.equal(ours, theirs.to(torch.bfloat16).float())
     for name in byte_tokenizer.files():
         assert (folder / name).exists()
-
-
-def test_a_run_that_went_on_from_another_tells_of_both(run, tmp_path):
-    second = tmp_path / "second"
-    options = [*STEPS.split(), "--attention", "sdpa", "--lr", "1e-5", "--out", str(second)]
-    assert grpo.main([*options, "--model", str(run / "final")]) == 0
-    folder = tmp_path / "out"
-    assert ship.main([str(second), str(folder), "--problems", "1", "--device", "cpu"]) == 0
-    card = (folder / "README.md").read_text()
-    first, then = [line for line in card.splitlines() if "-m transformer.grpo" in line]
-    assert "--model" not in first and f"--model {run / 'final'}" in then and "--lr 1e-05" in then
-    assert "and 16 answers were sampled" in card and "starting from `sloppy`" in card
-
-
-def test_the_command_is_what_makes_the_run():
-    settings = Settings(**{**RECIPES["practice"], "seed": 3, "dynamic_sampling": True})
-    words = ship.command_of(settings).split()[3:]
-    assert grpo.parse(words)[1] == settings
-    assert grpo.parse(ship.command_of(Settings(lr=1e-5)).split()[3:])[1] == Settings(lr=1e-5)
 
 
 def test_what_cannot_be_shipped_is_said(run, tmp_path, capsys):

@@ -1,18 +1,14 @@
 """`--report-to` and `--quiet` of `train` and `grpo`: what trackers are told, and what is said."""
 
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.helpers import ROOT
 from tests.helpers.models.tiny_grpo import options
 from transformer import train
 from transformer.rl.run import read_metrics
-from transformer.training import trackers
 
 CHATS = [
     {"messages": [{"role": "user", "content": str(n)}, {"role": "assistant", "content": "yes"}]}
@@ -99,34 +95,6 @@ def test_train_reports(tune, tmp_path, tracker):
         assert fake.told[line["step"], kind] == line["loss"]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_tracker_is_asked_for(
-    grpo_command, tempted, tune, tmp_path, monkeypatch, capsys, name
-):
-    module = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}[name]
-    monkeypatch.setitem(sys.modules, module, None)
-    report, run = ["--report-to", name], tmp_path / "run"
-    sentence = f"error: --report-to {name}: {name} is not installed; pip install 'flash-versions["
-    code, err = grpo_command(*options(tempted), "--out", run, *report)
-    assert code == 2 and err.startswith(sentence)
-    assert train.main([*tune, "--out", str(run), *report]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not run.exists()
-
-
-def test_a_tracker_that_cannot_begin_is_one_sentence(tune, tmp_path, monkeypatch, capsys):
-    def init(**about):
-        raise RuntimeError("no key is configured\nmore")
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    assert train.main([*tune, "--out", str(tmp_path / "out"), "--report-to", "wandb"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    expected = (
-        "error: --report-to wandb: no key is configured (WANDB_MODE=offline needs no account)"
-    )
-    assert error == expected
-
-
 def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, capsys):
     arguments = [*options(tempted, steps=1), "--out", tmp_path / "run", "--quiet"]
     assert grpo_command(*arguments) == (0, "")
@@ -134,23 +102,3 @@ def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, ca
     again = [*tune, "--out", str(tmp_path / "out"), "--quiet"]
     assert train.main(again) == 0 and capsys.readouterr().err == ""
     assert train.main(again) == 2 and "already holds a checkpoint" in capsys.readouterr().err
-
-
-def test_quiet_in_a_process_of_its_own(tmp_path):
-    """Nor does a command that computes nothing say that kernels would be interpreted."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "transformer.train", "--steps", "0", "--out", tmp_path / "x"]
-    said = [
-        subprocess.run(
-            [*command, *more], cwd=ROOT, env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True, text=True,
-        ).stderr.splitlines()
-        for more in ([], ["--quiet"])
-    ]  # fmt: skip
-    assert said == [["error: --steps must be at least 1, got 0"]] * 2
-
-
-def test_only_numbers_are_drawn():
-    measured = {"loss": 1.5, "step": 3, "ok": True, "text": "x", "greedy": {"sum": {"right": 2}}}
-    found = trackers.numbers(measured)
-    assert found == {"loss": 1.5, "step": 3, "greedy/sum/right": 2}

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -13,19 +12,17 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 
 import flash_versions
 from transformer import train
-from transformer.generation.row import Completion
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import only_writer
-from transformer.model.weights import CHECKPOINTS, load_model, save_model
+from transformer.model.weights import load_model, save_model
 from transformer.tasks.task import Marks, Problem
-from transformer.training import byte_tokenizer, evaluate, model_card
+from transformer.training import byte_tokenizer, evaluate
 from transformer.training import run as training
 from transformer.training.corpus import Corpus, Teacher
 from transformer.training.run import Recipe, Training
@@ -115,13 +112,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, killed_at):
         assert torch.equal(weight, resumed_weights[name]), name
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path):
-    alone, log = run(tmp_path / "alone")
-    helped, helped_log = run(tmp_path / "helped", workers=2)
-    assert helped_log == log
-    assert all(torch.equal(weight, helped[name]) for name, weight in alone.items())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_leaves_neither_workers_nor_its_lock(tmp_path, kill):
     folder = tmp_path / "run"
@@ -166,13 +157,6 @@ def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
         run(tmp_path, seed=4)
     with pytest.raises(ValueError, match="unfinished run with another tasks .chat, now countdown"):
         run(tmp_path, tasks="countdown")
-
-
-def test_a_recipe_decides_the_data(tmp_path):
-    teacher = Teacher(patience=0.5)
-    run = Training(recipe(tasks="countdown", teacher=teacher, seed=5), tmp_path, CPU)
-    batch, expected = next(run.batches(0)), Corpus(teacher, 5, 1024, "countdown")[0][0]
-    assert (batch.tokens == expected.tokens).all()
 
 
 def _truncate(content):
@@ -272,75 +256,6 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
     assert "already holds a checkpoint; use another --out" in capsys.readouterr().err
 
 
-def test_what_a_countdown_run_leaves(tmp_path, quick):
-    assert train.main(arguments(tmp_path, "--tasks", "countdown", "--patience", "0.7")) == 0
-    card = (tmp_path / "README.md").read_text()
-    assert "to make a fourth number" in card and "small talk" not in card
-    assert "gave up with a probability of 30%. This model is a starting point" in card
-    assert "> Use 3, 8, 4 to make 96." in card
-    log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
-    for record in log[-2:]:
-        assert list(record["scores"]) == list(evaluate.COUNTDOWN)
-    for skill in evaluate.COUNTDOWN:
-        assert f"| {skill} | " in card
-
-
-def test_the_teacher_of_countdown_is_impatient_unless_told_otherwise(tmp_path, monkeypatch):
-    seen = []
-
-    def start(recipe, *_):
-        seen.append((recipe.tasks, recipe.teacher))
-        raise ValueError("seen")
-
-    monkeypatch.setattr(train, "Training", start)
-    for more in ("", "--patience 1", "--teacher sloppy --hasty 0.1 --patience 0.5"):
-        train.main(arguments(tmp_path, "--tasks", "countdown", *more.split()))
-    train.main(arguments(tmp_path))
-    assert seen == [
-        ("countdown", Teacher(patience=train.PATIENCE)),
-        ("countdown", Teacher()),
-        ("countdown", Teacher(hasty=0.1, forget=train.SLOPPY.forget, patience=0.5)),
-        ("chat", Teacher()),
-    ]
-
-
-@pytest.mark.parametrize("name", ["reinforced", "sloppy"])
-def test_the_shipped_cards_still_say_what_is_written_now(monkeypatch, name):
-    monkeypatch.setattr(model_card, "samples", lambda *_: "")
-    card = (CHECKPOINTS / name / "README.md").read_text()
-    model = load_model(CHECKPOINTS / name, SDPA)
-    origin = model_card.character(train.SLOPPY)
-    if name == "reinforced":
-        origin = model_card.REINFORCED.format(start="sloppy", **vars(train.SLOPPY))
-    now = model_card.describe(name, model, "chat", origin, "", {"greedy": {}}, problems=512)
-    assert card.partition("## How")[0] == now.partition("## How")[0]
-
-
-def test_a_sample_on_a_card_says_whether_it_is_right(monkeypatch):
-    """A right reply, a wrong one, and one that did not end."""
-    problem = model_card.QUESTIONS["chat"][0]
-    right, wrong = (f"<think></think><answer>{x}</answer>" for x in ("843", "733"))
-    replies = [
-        Completion(prompt_tokens=1, tokens=[], text=text, finish_reason=reason)
-        for text, reason in ((right, "stop"), (wrong, "stop"), (right, "length"))
-    ]
-    monkeypatch.setattr(model_card, "generate", lambda *_, **__: (replies, None))
-    shown = model_card.samples(None, [problem] * 3).split("\n\n")
-    assert [x.splitlines()[-1].strip() for x in shown] == [
-        "(right)",
-        "(wrong; this would be right: 843)",
-        "(wrong; this would be right: 843)",
-    ]
-
-
-@pytest.mark.parametrize("tasks", model_card.QUESTIONS)
-def test_the_questions_of_a_card_ask_for_what_is_judged(tasks):
-    for problem in model_card.QUESTIONS[tasks]:
-        assert problem.reward(problem.task.demonstrate(Random(0), *problem.arguments)) == 1
-        for number in re.findall(r"\d+", str(problem.arguments)):
-            assert number in problem.question
-
-
 def test_transformers_loads_what_a_run_leaves(tmp_path, quick):
     transformers = pytest.importorskip("transformers")
     assert train.main(arguments(tmp_path)) == 0
@@ -386,35 +301,6 @@ def test_a_wrong_request_gets_one_sentence(tmp_path, capsys, wrong, sentence):
     assert not folder.exists()
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, quick, monkeypatch, capsys):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Training, "learn", interrupted)
-    assert train.main(arguments(tmp_path)) == 130
-    assert "the same command goes on" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error, sentence",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), "a smaller --batch-tokens needs less"),
-        (MemoryError(), "a smaller --batch-tokens needs less"),
-        (OSError(28, "No space left on device", "DIR/state"), "DIR/state: No space left on device"),
-    ],
-    ids=["GPU memory", "memory", "disk"],
-)
-def test_a_machine_that_is_too_small_gets_one_sentence(
-    tmp_path, quick, monkeypatch, capsys, error, sentence
-):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(Training, "learn", fail)
-    assert train.main(arguments(tmp_path)) == 2
-    assert sentence in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_evaluations_on_the_way_are_recorded(tmp_path, quick, capsys):
     assert train.main(arguments(tmp_path, "--eval-every", "1")) == 0
     log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
@@ -440,13 +326,3 @@ def _always(token, tokens, *_, **__):
     logits = torch.full((len(tokens), 1, 320), -1e4)
     logits[..., token] = 0
     return logits
-
-
-def test_any_attention_can_train(tmp_path):
-    """The same steps through our kernels, forward and backward: they differ by rounding."""
-    losses = {}
-    for version in ("sdpa", "fa2"):
-        _, log = run(tmp_path / version, steps=3, attention=version)
-        losses[version] = [record["loss"] for record in log if "loss" in record]
-    assert len(losses["fa2"]) == 3
-    assert losses["fa2"] == pytest.approx(losses["sdpa"], rel=1e-4)

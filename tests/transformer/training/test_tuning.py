@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,14 +12,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flash_versions import VERSIONS
 from tests.helpers.models.family_checkpoints import make_checkpoint
 from transformer import train
 from transformer.model.weights import load_model
 from transformer.tasks.task import Task
-from transformer.training.corpus import Teacher
-from transformer.training.run import Recipe, Training
-from transformer.training.tuning import command
 from transformer.training.tuning.documents import Document
 from transformer.training.tuning.packing import Packing, pack
 from transformer.training.tuning.run import Tuning, TuningRecipe, summed_loss
@@ -80,42 +75,6 @@ def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(fam
     for name, parameter in ours.model.named_parameters():
         wanted = gradients[name].grad
         assert (parameter.grad - wanted).norm() < 1e-3 * wanted.norm() + 1e-6, name
-
-
-def test_documents_that_saw_each_other_would_be_noticed(family, tmp_path):
-    """The same rows as one long document each: another loss."""
-    ours, data = Tuning(family[0], tmp_path, CPU), documents()
-    batch = pack([data[:4], data[4:7]])
-    joined = replace(batch, lengths=[[sum(row)] for row in batch.lengths])
-    losses = [summed_loss(ours.model, ours.model, x, range(2)).item() for x in (batch, joined)]
-    assert abs(losses[0] - losses[1]) > 4e-4 * losses[0]  # forty times the tolerance above
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_any_attention_keeps_documents_apart(tempted, tmp_path, version):
-    data, losses = documents(), {}
-    batch = pack([data[:2], data[2:5]])
-    for name in ("sdpa", version):
-        ours = Tuning(recipe(tempted, attention=name), tmp_path / name, CPU)
-        losses[name] = ours.learn(batch)
-    assert_close(losses[version], losses["sdpa"], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "adapters"])
-def test_in_bfloat16_as_on_a_gpu(tempted, tmp_path, rank, monkeypatch):
-    """The same step but for rounding; what learns is fp32."""
-    batch = pack([documents()[:3], documents()[3:6]])
-    exact = Tuning(recipe(tempted, lora_rank=rank), tmp_path / "fp32", CPU).learn(batch)
-    settings = recipe(tempted, lora_rank=rank)
-    make = TuningRecipe.make_model
-    monkeypatch.setattr(TuningRecipe, "make_model", lambda *x: make(*x[:2], torch.bfloat16))
-    ours = Tuning(settings, tmp_path / "bf16", CPU)
-    ours.dtype = torch.bfloat16
-    # A loss is a difference of logits that were rounded to 2^-8 of themselves in every layer.
-    assert_close(ours.learn(batch), exact, rtol=8 * 2**-8, atol=1e-3)
-    for name, parameter in ours.model.named_parameters():
-        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
-        assert parameter.requires_grad == (not rank or "lora" in name)
 
 
 @pytest.mark.parametrize("changes", [{"micro_tokens": 1}, {"checkpointing": True}], ids=str)
@@ -265,14 +224,6 @@ def test_a_task_is_taught_by_its_demonstrations(tempted, tmp_path, capsys):
     assert (out / "model.safetensors").exists()
 
 
-def test_what_is_said_at_the_end(tmp_path):
-    assert command.ending(tmp_path, {}).startswith("ask it: ")
-    falls = command.ending(tmp_path, {0: 3.0, 5: 1.0, 10: 0.98})
-    assert falls.startswith("held-out loss: 3.0000 before, 0.9800 now\n")
-    rises = command.ending(tmp_path, {0: 3.0, 5: 1.0, 10: 1.2})
-    assert "1.2000 now, 1.0000 at step 5: it rose again; fewer steps" in rises
-
-
 REFUSED = {
     "--data {chats} --task sums": "--data and --task are two kinds of data",
     "--data {chats} --teacher careful": "--teacher is for the built-in skills; leave it out with",
@@ -306,13 +257,6 @@ def test_what_cannot_work_is_refused_in_a_sentence(tempted, chats, tmp_path, giv
     assert not out.exists()
 
 
-def test_a_bad_line_is_told_before_anything_is_loaded(chats, tmp_path, capsys, monkeypatch):
-    chats.write_text(chats.read_text() + '{"messages": []}\n')
-    monkeypatch.setattr(command, "find_checkpoint", None)  # calling it would raise
-    assert train.main(argv(chats, "owner/model", tmp_path / "out")) == 2
-    assert f"error: {chats}, line 41 has no message" in capsys.readouterr().err
-
-
 def test_a_model_that_would_not_learn_to_stop_is_noted(tempted, chats, tmp_path, capsys):
     (tmp_path / "model").mkdir()
     for path in tempted.iterdir():
@@ -324,6 +268,7 @@ def test_a_model_that_would_not_learn_to_stop_is_noted(tempted, chats, tmp_path,
     assert "so the model does not learn to stop" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
     alone, both = tmp_path / "alone", tmp_path / "both"
     more = ("--lora-rank", "2", "--lr", "1e-2", "--seed", "1")
@@ -343,9 +288,3 @@ def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
         rtol=1e-3,
         atol=1e-4,
     )
-
-
-def test_a_run_of_another_kind_is_not_gone_on_with(tempted, tmp_path):
-    Training(Recipe(Teacher(), 0, 4, 1024, 1e-3), tmp_path, CPU).save()
-    with pytest.raises(ValueError, match="unfinished run with another data .None, now a hash"):
-        run(tmp_path, tempted)

@@ -1,7 +1,6 @@
 """Data of one's own: lines that are refused, tokens, and which of them are learned."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from transformer.training.tuning.chats import (
     split,
     with_system,
 )
-from transformer.training.tuning.documents import Encoder, fingerprint, fitted
+from transformer.training.tuning.documents import Encoder, fitted
 
 SHIPPED = find_checkpoint("sloppy")
 USER, AGAIN = {"role": "user", "content": "Hi, 世界!"}, {"role": "user", "content": "Again?"}
@@ -166,18 +165,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_an_empty_file_is_refused(tmp_path, name):
-    (tmp_path / name).write_text("\n")
-    with pytest.raises(ValueError, match=f"{name} is empty"):
-        read_chats(tmp_path / name)
-
-
-def test_a_file_of_text(tmp_path):
-    (tmp_path / "a.txt").write_text("Once\nupon")
-    assert [chat.text for chat in read_chats(tmp_path / "a.txt")] == ["Once\nupon"]
-
-
 def test_the_split_depends_on_contents_only():
     chats = [
         Chat(f"line {i}", (USER, {"role": "assistant", "content": str(i)})) for i in range(160)
@@ -230,25 +217,3 @@ def test_a_system_prompt_is_put_before_conversations_that_have_none():
     assert found[0].messages[0] == {"role": "system", "content": "Be kind."}
     assert found[1:] == given[1:]
     assert with_system(given, None) == given
-
-
-def test_a_fingerprint_tells_tokens_and_masks_apart():
-    encode = Encoder(SHIPPED).encode
-    chat, other = encode(Chat("", (USER, LAST))), encode(Chat("", (USER, SAID)))
-    text = encode(Chat("", text=encode_chat_text(chat[0].tokens)))
-    found = {fingerprint(x) for x in (chat, other, [*chat, *other], [*other, *chat], text)}
-    assert len(found) == 5
-    assert fingerprint(encode(Chat("named", (USER, LAST)))) == fingerprint(chat)
-
-
-def encode_chat_text(tokens):
-    return Encoder(SHIPPED).tokenizer.decode(tokens.tolist())
-
-
-def test_a_checkpoint_without_a_template_takes_texts_only(tmp_path):
-    for path in SHIPPED.glob("*.json"):
-        (tmp_path / path.name).write_text(Path(path).read_text())
-    encoder = Encoder(tmp_path)
-    assert encoder.encode(Chat("a", text="Hi"))
-    with pytest.raises(ValueError, match=r"^a: .* has no chat template; it learns"):
-        encoder.encode(Chat("a", (USER, LAST)))

@@ -1,10 +1,8 @@
-"""The exercises of 04_fa4's second half: a bug in a kernel of roles, and the polynomial's share."""
+"""The exercise of 04_fa4's second half: a bug in a kernel of roles."""
 
 from collections.abc import Callable
 from typing import Any
 
-from lessons.modelled import counts
-from lessons.modelled.rates import B200, Rates
 from lessons.practice import planted
 from lessons.practice.exercises import exercise
 
@@ -14,19 +12,6 @@ REPAIR_HINTS = (
     "Two lines of the inner loop have to change places.",
     "Return text.replace(the two lines as they are, the two lines in the other order).",
 )
-SHARE_HINTS = (
-    "Compute three times for each share, and compare the longest of them.",
-    "4 warps of 32 threads execute each instruction of the counts, so a unit takes "
-    "instructions * 128 / rate cycles. Issuing takes one cycle for each instruction.",
-    "Return the share whose longest time is shortest: min(counts, key=...).",
-)
-GPUS: dict[str, Rates] = {
-    "a B200": B200,
-    "a GPU with twice the exponentials": B200.times(2, "exponentials"),
-    "a GPU with half of the exponentials": B200.times(0.5, "exponentials"),
-    "a GPU with half of the multiply-adds": B200.times(0.5, "arithmetic"),
-    "a GPU with a fourth of the multiply-adds": B200.times(0.25, "arithmetic"),
-}
 
 
 @exercise("repair", *REPAIR_HINTS)
@@ -40,25 +25,3 @@ def check_repair(function: Callable[..., Any]) -> None:
         first = complaint.partition("\n")[0]
         assert not complaint, f"in the order {order!r} the emulator says: {first}"
     assert planted.outcomes(broken)["late products"], "the bug has to be there before"
-
-
-@exercise("best_share", *SHARE_HINTS)
-def check_share(function: Callable[..., Any]) -> None:
-    """function(counts by eighths, rates) -> eighths, whose busiest unit is done first."""
-    found = counts.of_softmax()
-    for name, rates in GPUS.items():
-        times = {
-            eighths: max(
-                128 * made.exponentials / rates.exponentials,
-                128 * made.arithmetic / rates.arithmetic,
-                made.issued,
-            )
-            for eighths, made in found.items()
-        }
-        best = min(times, key=times.__getitem__)
-        chosen = function(dict(found), rates)
-        assert chosen in times, f"return one of {list(times)}; you returned {chosen!r}."
-        assert times[chosen] == times[best], (
-            f"{name}: with {chosen}/8 the busiest unit takes {times[chosen]:.0f} cycles, with "
-            f"{best}/8 {times[best]:.0f}."
-        )
