@@ -3,12 +3,8 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-
-from tests.helpers.models.tiny_model import expected_answer
 
 
 @pytest.mark.parametrize(
@@ -83,17 +79,3 @@ def test_a_model_without_a_template_takes_plain_prompts(command, folder, tmp_pat
     for arguments in (["--chat"], ["--system-prompt", "x"], ["--system-prompt", ""]):
         code, _, err = command(*arguments, model=bare)
         assert code == 2 and "has no chat template" in err
-
-
-@pytest.mark.slow
-def test_the_command_in_a_process_of_its_own(folder, model, tokenizer):
-    good = subprocess.run(
-        [sys.executable, "-m", "transformer.generate", "--device", "cpu", "--model", str(folder)]
-        + ["--attention", "sdpa", "-m", "5"],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-    )
-    assert good.returncode == 0
-    assert good.stdout == expected_answer(model, tokenizer, max_tokens=5) + "\n"
