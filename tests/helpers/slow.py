@@ -38,15 +38,6 @@ SLOW = [
     "emulator/forward/test_roles.py::test_every_role_follows_the_table",
     "emulator/gemm/test_gemm_emulated.py::test_every_switch",
     "emulator/gemm/test_rmsnorm_gemm_emulated.py::test_every_switch_emulated",
-    "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
-    "transformer/kernels/test_gemv.py::test_compiled_code",
-    "transformer/kernels/test_gemv.py::test_qkv",
-    "transformer/kernels/test_sample.py::test_a_draw_inverts_the_cumulative_distribution",
-    "transformer/model/test_checkpoints.py::test_every_attention_gives_the_same_text",
-    "transformer/model/test_checkpoints.py::test_reinforced_meets_its_bar_on_held_out_problems",
-    "transformer/model/test_families.py::test_greedy_answers_are_those_of_transformers",
-    "transformer/model/test_fused.py::test_greedy_tokens_are_those_of_the_ordinary_forward",
-    "transformer/model/test_paged_cache.py::test_a_row_does_not_depend_on_who_had_its_place",
 ]
 END_OF_NAME = re.compile(r"[\[@]")  # what follows are parameters, and a group of pytest-xdist
 REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")

@@ -160,7 +160,6 @@ def forward(
     cache: KVCache | PagedKVCache,
     *,
     last_only: bool = False,
-    overlap: bool | None = None,
 ) -> torch.Tensor:
     """Logits of the token after each token; no gradient.
 
@@ -169,7 +168,6 @@ def forward(
         tokens: (batch, length) int64.
         cache: what came before the tokens; they are added to it.
         last_only: compute the logits of the last token only.
-        overlap: let kernels start before the one before is done; None: where the GPU can.
 
     Returns:
         (batch, length, vocab_size) or (batch, 1, vocab_size), in the dtype of the weights.
@@ -179,8 +177,7 @@ def forward(
     span = cache.room(length)
     embedding = decoder.embed_tokens.weight
     device = embedding.device
-    if overlap is None:
-        overlap = devices.launches_overlap(device)
+    overlap = devices.launches_overlap(device)
     reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
     head = embedding if config.tied_embeddings else model.lm_head.weight
 

@@ -168,7 +168,7 @@ CHECKPOINTS = {
     "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2",
-        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 1.0},
+        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 1.5},
     ),
     "gemma 2, no softcaps": (
         "Gemma2",
@@ -241,6 +241,13 @@ def as_transformers_4(data):
         data.pop("layer_types", None)
         data.pop("_sliding_window_pattern", None)
     return data
+
+
+class Numbers:
+    """A tokenizer whose texts are lists of tokens."""
+
+    def decode(self, tokens):
+        return "".join(f"{token} " for token in tokens)
 
 
 def make_tokens(length, batch=2):

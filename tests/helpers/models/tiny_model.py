@@ -1,5 +1,6 @@
 """Fixtures of the generation tests: a tiny model with random weights, and the command on it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,10 @@ def expected_answer(model, tokenizer, prompt=DEFAULT_QUESTION, max_tokens=12, sy
     tokens += byte_tokenizer.encode_prompt()
     [completion], _ = generate(model, tokenizer, [tokens], max_tokens=max_tokens, eos=(END,))
     return completion.text
+
+
+def assert_same_answers(found, expected, tolerance=1e-5):
+    """The same tokens, texts and ends; log-probabilities but for the order of sums."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert replace(ours, logprobs=None) == replace(theirs, logprobs=None)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=tolerance)

@@ -1,13 +1,12 @@
 """Decoding: several tokens between two looks of the host, a cache of fixed shape, a CUDA graph."""
 
-import gc
 from functools import partial
 
 import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
 from transformer.generation import batch
 from transformer.generation.engine import GREEDY, EngineOptions, generate, pad_left
 from transformer.generation.sampling import Sampling, row_generators
@@ -41,7 +40,7 @@ def looking_every(monkeypatch, steps):
     monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
 
 
-@pytest.mark.parametrize("steps", [3, 16, 100])
+@pytest.mark.parametrize("steps", [3, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer, sampling, steps):
     prompts = [*PROMPTS, LONG]
@@ -49,51 +48,8 @@ def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer,
     looking_every(monkeypatch, steps)
     found, statistics = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text, ours.finish_reason) == (
-            theirs.tokens,
-            theirs.text,
-            theirs.finish_reason,
-        )
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert_same_answers(found, expected)
     assert statistics.generated_tokens == counted.generated_tokens
-
-
-def test_the_host_looks_at_every_token_if_somebody_reads_along(monkeypatch, model, tokenizer):
-    looking_every(monkeypatch, 16)
-    reads = []
-    calls = model.register_forward_pre_hook(lambda *_: reads.append("forward"))
-    generate(
-        model, tokenizer, [PROMPTS[1]], max_tokens=9, on_text=lambda _, text: reads.append(text)
-    )
-    calls.remove()
-    texts = [i for i, read in enumerate(reads) if read != "forward"]
-    assert len(texts) > 2 and all("forward" in reads[a:b] for a, b in zip(texts, texts[1:]))
-
-
-def test_logits_that_are_not_finite_are_found_at_the_next_look(monkeypatch, model, tokenizer):
-    looking_every(monkeypatch, 16)
-    broken = load_broken(model)
-    with pytest.raises(ValueError, match="logits for row 2 are not finite"):
-        generate(broken, tokenizer, PROMPTS, max_tokens=30)
-
-
-def load_broken(model):
-    """The model, whose third row is NaN from the fourth call on."""
-
-    class Broken(type(model)):
-        calls = 0
-
-        def forward(self, *arguments, **options):
-            self.calls += 1
-            logits = super().forward(*arguments, **options)
-            if self.calls >= 4:
-                logits[2] = torch.nan
-            return logits
-
-    broken = Broken(CONFIG, attention=model.attention)
-    broken.load_state_dict(model.state_dict())
-    return broken
 
 
 def test_a_fixed_cache_gives_the_same_logits(model):
@@ -144,17 +100,14 @@ def test_kept_rows_go_on_as_if_the_others_were_there(model, fixed):
 @pytest.fixture(scope="module")
 def on_gpu(folder):
     """Load the checkpoint there, with a version of attention."""
-
-    def load(version, dtype=torch.float32):
-        attend = partial(flash_versions.attention, version=version)
-        return load_model(folder, attend, torch.device("cuda"), dtype)
-
-    return load
+    return lambda version, dtype=torch.float32: load_model(
+        folder, partial(flash_versions.attention, version=version), torch.device("cuda"), dtype
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("version", ["sdpa", "fa1", "fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("version", ["sdpa", "fa2", "fa3"])
 def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     model, prompts = on_gpu(version), [*PROMPTS, LONG]
     expected, _ = answers(
@@ -162,28 +115,11 @@ def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     )
     found, _ = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert_same_answers(found, expected, 1e-4)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_rows_are_left_behind_while_graphs_are_in_flight(monkeypatch, on_gpu, tokenizer, sampling):
-    model, shapes = on_gpu("fa2"), []
-    prompts = [PROMPTS[0], LONG, PROMPTS[3], LONG]
-    expected, _ = answers(model, tokenizer, prompts, sampling, 100)
-    monkeypatch.setattr(batch, "FEW_ROWS", 1)
-    model.register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
-    found, _ = answers(model, tokenizer, prompts, sampling, 100)
-    assert shapes[:3] == [4, 8, 8] and 4 in shapes[3:]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("version", ["fa2", "fa3"])
 def test_a_step_is_replayed_and_not_launched(on_gpu, tokenizer, version):
     """The model is called for the prompt, for a step, and for the capture of one."""
     model, calls = on_gpu(version, torch.bfloat16), []
@@ -191,14 +127,3 @@ def test_a_step_is_replayed_and_not_launched(on_gpu, tokenizer, version):
     completions, _ = answers(model, tokenizer, max_tokens=100, sampling=Sampling())
     assert max(len(completion.tokens) for completion in completions) > 50
     assert calls == [(4, 20), (8, 1), (8, 1)]
-
-
-@pytest.mark.gpu
-def test_graphs_leave_no_memory_behind(on_gpu, tokenizer):
-    model = on_gpu("fa2")
-    used = []
-    for _ in range(12):
-        answers(model, tokenizer, max_tokens=60)
-        gc.collect()
-        used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-    assert used[-1] == used[2]

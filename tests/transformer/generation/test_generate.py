@@ -2,11 +2,9 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -34,61 +32,6 @@ def test_the_default_question_is_answered(command, model, tokenizer):
     assert "note: stopped after 12 tokens (--max-tokens)" in err
 
 
-def test_an_answer_does_not_wait_for_the_compiler_of_torch(folder):
-    """Importing torch._dynamo takes longer than the rest of a short answer."""
-    program = (
-        "import sys; from transformer.generate import main;"
-        f"main(['--model', {str(folder)!r}, '--device', 'cpu', '-m', '2']);"
-        "print([name for name in sys.modules if name.startswith('torch._dynamo')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-@pytest.mark.parametrize(
-    "first, given, policy",
-    [("-m", None, "PASSIVE"), ("-m", "ACTIVE", "ACTIVE"), ("program.py", None, None)],
-)
-def test_threads_of_a_command_sleep_while_they_wait(first, given, policy):
-    """It is left to other programs that import the package, and to the user."""
-    program = "import os, sys; import transformer; print(os.environ.get('OMP_WAIT_POLICY'))"
-    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("sys;", f"sys; sys.argv = [{first!r}];")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            **others,
-            **({} if given is None else {"OMP_WAIT_POLICY": given}),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-    )
-    assert done.stdout == f"{policy}\n"
-
-
-@pytest.mark.parametrize("command", ["generate", "train", "grpo", "ship"])
-def test_ctrl_c_during_the_imports_is_no_traceback(command):
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", f"transformer.{command}", "--help"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    for line in process.stderr:
-        if "torch._C" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
-    assert process.wait(timeout=60) == -signal.SIGINT
-    assert "Traceback" not in said and "KeyboardInterrupt" not in said
-
-
 def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenizer, monkeypatch):
     monkeypatch.setattr(weights, "CHECKPOINTS", folder.parent)
     for arguments in (["--model", folder.name], ["--model", f"{folder}/"]):
@@ -113,23 +56,6 @@ def test_greedy_text_is_the_same_with_every_version_of_attention(command):
     assert len(set(outputs.values())) == 1, outputs
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes_run(command, dtype):
-    code, out, err = command("--dtype", dtype)
-    assert code == 0 and out and f"in {dtype}" in err
-
-
-def test_the_shipped_model_begins_the_same_answer_in_fp8(command):
-    arguments = ["-m", 3, "--json", "--dtype", "bfloat16"]
-    _, exact, _ = command(*arguments, model="reinforced")
-    arguments += ["--precision", "fp8", "--device", "auto"]
-    code, out, _ = command(*arguments, attention="auto", model="reinforced")
-    found = json.loads(out)
-    assert (code, found["precision"], found["dtype"]) == (0, "fp8", "bfloat16")
-    assert found["attention"] in flash_versions.VERSIONS
-    assert found["text"] == json.loads(exact)["text"]
-
-
 def test_a_batch_in_fp8_answers_as_its_rows_alone(command, tmp_path):
     """Lengths differ, and no row is quantised with another one's keys."""
     file = tmp_path / "prompts.jsonl"
@@ -149,100 +75,28 @@ def test_a_prompt_from_standard_input(command, model, tokenizer, monkeypatch):
     assert (code, out) == (0, expected_answer(model, tokenizer, "Grüße 🌍") + "\n")
 
 
-def standard_input(monkeypatch, content: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
-
-
-def test_standard_input_that_is_no_text_is_refused(command, monkeypatch):
-    standard_input(monkeypatch, b"Gr\xfc\xdfe\n")
-    assert command("-p", "-") == (2, "", "error: standard input is not UTF-8 text\n")
-
-
-def test_a_line_of_a_chat_that_is_no_text_is_refused(command, model, tokenizer, monkeypatch):
-    standard_input(monkeypatch, b"\xff\nhi\n")
-    code, out, err = command("--chat")
-    assert (code, out) == (0, expected_answer(model, tokenizer, "hi") + "\n")
-    assert err.count("error: standard input is not UTF-8 text") == 1
-
-
-@pytest.mark.parametrize(
-    "stream, arguments", [("stdin", ["-p", "-"]), ("stdin", ["--chat"]), ("stdout", ["-p", "x"])]
-)
-def test_a_closed_stream_is_one_sentence(command, monkeypatch, stream, arguments):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, stream, None)
-        code, out, err = command(*arguments)
-    name = {"stdin": "standard input", "stdout": "standard output"}[stream]
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {name} is closed") and err.count("\n") == 1
-
-
-def test_the_help_names_the_shipped_models(command, capsys):
-    with pytest.raises(SystemExit):
-        command("--help")
-    told = capsys.readouterr().out
-    shipped = [path.name for path in weights.CHECKPOINTS.iterdir() if path.is_dir()]
-    assert len(shipped) == 2 and all(name in told for name in shipped)
-
-
-def test_an_empty_answer_is_remarked(command, monkeypatch):
-    answer = session.Session.answer
-
-    def say_nothing(self, *arguments, **options):
-        [completion], statistics = answer(self, *arguments, **options)
-        return [replace(completion, text="", finish_reason="stop")], statistics
-
-    monkeypatch.setattr(session.Session, "answer", say_nothing)
-    assert "note: the answer is empty\n" in command("--no-stream")[2]
-
-
-@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
-def test_a_large_model_in_the_interpreter_is_remarked(command, monkeypatch):
-    options = ("--json", "-m", "1")
-    assert command(*options, attention="auto")[2] == ""
-    monkeypatch.setattr(session, "INTERPRETED_PARAMETERS", 1000)
-    [note] = command(*options, attention="auto")[2].splitlines()
-    assert note.startswith("note: ") and note.endswith("--attention sdpa is faster here")
-    assert command(*options, attention="sdpa")[2] == ""
-
-
-@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
-def test_fused_kernels_in_the_interpreter_are_remarked(command):
-    [note] = command("--json", "-m", "1", "--kernels", "fused")[2].splitlines()
-    assert note.startswith("note: the fused kernels run in Triton's interpreter")
-
-
 def test_attention_must_serve_every_layer(monkeypatch):
     """Each kind of layer is asked for, and what cannot do all of them is refused."""
     cpu, dtype = torch.device("cpu"), torch.float32
-    windowed = replace(CONFIG, layer_windows=(None, 5))
-    capped = replace(CONFIG, scores_softcap=30.0)
+    windowed, capped, sinking = (
+        replace(CONFIG, **change)
+        for change in ({"layer_windows": (None, 5)}, {"scores_softcap": 30.0}, {"sinks": True})
+    )
     for name in ("sdpa", "fa1"):
         assert choose_attention(name, windowed, cpu, dtype) == (name, [])
         with pytest.raises(ValueError, match=f"version '{name}': softcap is not possible"):
             choose_attention(name, capped, cpu, dtype)
-    sinking = replace(CONFIG, sinks=True)
     with pytest.raises(ValueError, match="version 'sdpa': sink is not possible"):
         choose_attention("sdpa", sinking, cpu, dtype)
     if interpreter.enabled():
         for config in (windowed, capped, sinking):
             assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
-    # Where no kernel runs:
+    # Where no kernel runs, as on the CPU of a machine with a GPU:
     monkeypatch.setattr(interpreter, "enabled", lambda: False)
-    assert choose_attention("auto", windowed, cpu, dtype)[0] == "sdpa"
+    name, [note] = choose_attention("auto", windowed, cpu, dtype)
+    assert name == "sdpa" and "CPU tensors need Triton's interpreter" in note
     name, [note] = choose_attention("auto", capped, cpu, dtype)
     assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
-
-
-def test_without_kernels_the_attention_is_sdpa(command, monkeypatch):
-    """As on the CPU of a machine with a GPU, where the interpreter is off."""
-    monkeypatch.setattr(interpreter, "enabled", lambda: False)
-    code, out, err = command("--json", attention="auto")
-    assert (code, json.loads(out)["attention"]) == (0, "sdpa")
-    assert err.startswith("note: attention is sdpa, torch's own: version ")
-    assert "CPU tensors need Triton's interpreter" in err and err.count("\n") == 1
-    code, _, err = command(attention="fa1")
-    assert code == 2 and "Triton's interpreter" in err
 
 
 def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer):
@@ -252,12 +106,6 @@ def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer):
     assert (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>" in err
     )
-
-
-def test_ignoring_the_template(command, model, tokenizer):
-    code, out, _ = command("-p", "What is", "--ignore-chat-template")
-    [completion], _ = generate(model, tokenizer, [list(b"What is")], max_tokens=12, eos=(END,))
-    assert (code, out) == (0, completion.text + "\n")
 
 
 def test_json_and_no_stream_give_the_same_text(command, model, tokenizer):
@@ -304,42 +152,14 @@ def test_an_interrupted_answer_keeps_its_text(command, model, tokenizer, monkeyp
     assert "note: interrupted" in err
 
 
-def test_thoughts_are_dimmed_on_a_terminal_only(capsys, monkeypatch):
-    from transformer.generate import stream
-
-    stream(0, "<think>1</think>")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    stream(0, "<think>2</think>")
-    assert capsys.readouterr().out == "<think>1</think>\x1b[2m<think>2</think>\x1b[22m"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--chat"]], ids=["question", "chat"])
-def test_a_terminal_is_not_left_dim(command, capsys, monkeypatch, arguments):
-    """The answer stops in the middle of a thought, at --max-tokens."""
-    answer = session.Session.answer
-
-    def think(self, prompts, generators, on_text=None, **options):
-        on_text(0, "<think>")
-        return answer(self, prompts, generators, None, **options)
-
-    monkeypatch.setattr(session.Session, "answer", think)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, out, _ = converse(command, monkeypatch, "hi", arguments=arguments)
-    assert code == 0 and out.endswith("\x1b[2m<think>\x1b[22m\n")
-
-
 @pytest.mark.parametrize(
     "error, said",
     [
-        (MemoryError(), "the memory is full"),
         (MemoryError("the cache of 9 rows takes 8.0 GiB"), "the cache of 9 rows takes 8.0 GiB"),
         (torch.OutOfMemoryError("CUDA out of memory"), "the memory is full"),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 b"),
-            "the memory is full",
-        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 b"), "the memory is full"),
     ],
-    ids=["Python", "cache", "GPU", "CPU"],
+    ids=["cache", "GPU", "CPU"],
 )
 def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
     def fail(*_, **__):
@@ -347,46 +167,8 @@ def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
 
     monkeypatch.setattr(session.Session, "answer", fail)
     code, out, err = command("-p", "x")
-    assert (code, out) == (2, "")
+    assert (code, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"error: {said}; a smaller --max-tokens or --batch-size, --cache paged")
-    assert err.count("\n") == 1
-
-
-def test_a_context_that_is_too_long_is_refused_before_the_prefill(command, monkeypatch):
-    monkeypatch.setattr(session.Session, "answer", None)
-    code, out, err = command("-p", "x" * CONTEXT)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: the prompt has ") and "leaves no room for an answer" in err
-
-
-def test_a_name_on_the_hub_is_resolved(command, folder, model, tokenizer, monkeypatch):
-    asked: list[str] = []
-
-    def resolve(name):
-        asked.append(name)
-        return folder
-
-    monkeypatch.setattr(weights, "_download", resolve)
-    code, out, _ = command(model="someone/tiny-1.5")
-    assert (code, out, asked) == (0, expected_answer(model, tokenizer) + "\n", ["someone/tiny-1.5"])
-
-
-def test_lookup_and_chunks_print_the_same_answer(command):
-    """How the engine goes about it is not to be seen in the answer."""
-    expected = command("-m", 60)[1]
-    assert command("-m", 60, "--lookup", 4)[1] == expected
-    assert command("-m", 60, "--prefill-chunk", 5)[1] == expected
-    paged = command("-m", 60, "--cache", "paged", "--page-size", 8, attention="reference")
-    assert paged[:2] == (0, expected)
-
-
-def test_other_runtime_errors_are_not_hidden(command, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(session.Session, "answer", fail)
-    with pytest.raises(RuntimeError, match="a bug"):
-        command("-p", "x")
 
 
 # A conversation
@@ -455,54 +237,31 @@ def test_a_chat_survives_an_interrupt_and_a_full_context(command, monkeypatch):
     assert len(seen) > 2, "the chat ended with the interrupt"
 
 
-FUSED = pytest.param(
-    ("--kernels", "fused"),
-    marks=[
-        pytest.mark.wide,
-        pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU"),
-    ],
-)
-
-
-def prompts_of(asked, answers):
-    """The prompt of each question of a conversation."""
-    history, prompts = [], []
-    for question, said in zip(asked, answers):
-        history.append(("user", question))
-        tokens = [token for turn in history for token in byte_tokenizer.encode_turn(*turn)]
-        prompts.append([*tokens, *byte_tokenizer.encode_prompt()])
-        history.append(("assistant", said))
-    return prompts
-
-
-def answers_to(model, tokenizer, asked, max_tokens):
-    """The answers of a conversation that reads everything anew at each question."""
-    answers: list[str] = []
-    for count in range(1, len(asked) + 1):
-        prompt = prompts_of(asked[:count], [*answers, ""])[-1]
-        [said], _ = generate(model, tokenizer, [prompt], max_tokens=max_tokens, eos=(END,))
-        answers.append(said.text)
-    return answers
-
-
-@pytest.mark.parametrize(
-    "options", [(), ("--lookup", 3), ("--prefill-chunk", 4), ("--no-stream",), FUSED]
-)
-def test_a_chat_reads_only_what_is_new(command, model, tokenizer, monkeypatch, options):
+@pytest.mark.parametrize("options", [(), ("--lookup", 3, "--prefill-chunk", 4), ("--no-stream",)])
+def test_a_chat_reads_only_what_is_new(command, monkeypatch, options):
     """Without a stream as on a GPU, where a fixed cache takes steps in vain."""
     monkeypatch.setattr(batch, "steps_at_a_time", lambda device: 3)
-    asked = ["hi", "and?", "what?"]
-    lines = [x for question in asked for x in (question, "/stats")]
-    arguments = ["--chat", "-m4", *options]
-    code, out, err = converse(command, monkeypatch, *lines, arguments=arguments)
-    expected = answers_to(model, tokenizer, asked, 4)
-    assert (code, out) == (0, "".join(f"{text}\n" for text in expected))
-    reports = [line for line in err.splitlines() if line.startswith("prompt ")]
-    read = [int(line.split()[1]) for line in reports]
-    reused = [int(line.split("; ")[1].split()[0]) if "; " in line else 0 for line in reports]
-    seen = prompts_of(asked, expected)
-    assert [sum(counts) for counts in zip(read, reused)] == list(map(len, seen))
-    assert reused[0] == 0 and all(few >= len(old) for few, old in zip(reused[1:], seen))
+    lines = [x for question in ("hi", "and?", "what?") for x in (question, "/stats")]
+    said, reports = [], []
+    for anew in (False, True):
+        with monkeypatch.context() as patch:
+            if anew:
+                patch.setattr("transformer.generation.batch.Kept.move_to", lambda *_: 0)
+            code, out, err = converse(command, patch, *lines, arguments=["--chat", "-m4", *options])
+        assert code == 0
+        said.append(out)
+        reports.append(
+            [
+                list(map(int, re.findall(r"(\d+) tokens[,\s]", line)))
+                for line in err.splitlines()
+                if line.startswith("prompt ")
+            ]
+        )
+    assert said[0] == said[1]
+    kept, whole = reports
+    assert [sum(counts) for counts in kept] == [sum(counts) for counts in whole]
+    assert [len(counts) for counts in kept] == [1, 2, 2]
+    assert all(counts[1] >= sum(before) for counts, before in zip(kept[1:], kept))
 
 
 def test_a_full_context_forgets_the_oldest_turns(command, model, tokenizer, monkeypatch):
@@ -544,21 +303,10 @@ def test_thinking_is_told_to_the_template(command, folder, tmp_path):
     assert f"the chat template of {own} does not ask" in err
 
 
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (["--top-p", 0.9], "--top-p changes nothing"),
-        (["--top-k", 3, "--seed", 1], "--top-k, --seed change nothing"),
-        (["--top-k", 3, "--temp", 1], ""),
-        (["--repetition-penalty", 1.2], ""),
-    ],
-)
-def test_an_option_that_changes_nothing_says_so(command, options, said):
-    code, _, err = command(*options)
-    assert code == 0
-    assert (f"note: without --temp, {said}" in err) == bool(said) and ("note: w" in err) == bool(
-        said
-    )
+def test_an_option_that_changes_nothing_says_so(command):
+    assert "note: without --temp, --top-k, --seed change" in command("--top-k", 3, "--seed", 1)[2]
+    assert "note: without" not in command("--top-k", 3, "--temp", 1)[2]
+    assert "note: without" not in command("--repetition-penalty", 1.2)[2]
 
 
 def test_the_documented_lines_of_python_answer(capsys):

@@ -3,60 +3,34 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-from tests.helpers.models.tiny_model import expected_answer
 
 
 @pytest.mark.parametrize(
     "arguments, reason",
     [
         (["--temp", "nan"], "temperature must be a finite number"),
-        (["--temp", "-1"], "temperature must be a finite number"),
-        (["--temp", "1e-38"], "temperature must be a finite number, 0 (greedy) or at least 0.0001"),
-        (["--temp", "warm"], "invalid float value: 'warm'"),
         (["--top-p", "0"], "top_p must be above 0"),
-        (["--min-p", "2"], "min_p must be between 0 and 1"),
-        (["--top-k", "-1"], "top_k must be a whole number"),
-        (["--repetition-penalty", "0"], "repetition_penalty must be"),
         (["-m", "0"], "--max-tokens must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (["--prefill-chunk", "0"], "--prefill-chunk must be at least 1, got 0"),
         (["--page-size", "16"], "--page-size needs --cache paged"),
-        (["--cache", "paged", "--page-size", "0"], "--page-size must be at least 1, got 0"),
-        (["--kernels", "fast"], "invalid choice: 'fast'"),
-        (["--cache", "heap"], "invalid choice: 'heap'"),
         (["--cache", "paged"], "version 'sdpa': block_table is not possible"),
         (["--lookup", "-1"], "lookup must be at least 0, got -1"),
         (["--lookup", "3", "--temp", "1"], "lookup is exact for greedy choices only"),
-        (["--lookup", "3", "--repetition-penalty", "2"], "lookup and a repetition penalty exclude"),
         (["--stop", ""], "--stop must not be empty"),
         (["--attention", "fa9"], "'fa9' is unknown; auto, "),
         (["--attention", "none.py"], "none.py is not there; python -m flash_versions.mine new"),
-        (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--precision", "fp9"], "precision='fp9' is unknown"),
         (["--precision", "fp8"], "version 'sdpa': precision='fp8:block:e4m3' is not possible"),
         (["--precision", "fp8", "--dtype", "float32"], "float16 and bfloat16 are quantised"),
-        (["--precision", "fp8", "--attention", "fa2"], "it comes with version 'fa3'"),
         (["--device", "abacus"], "--device abacus is unknown"),
-        (["--device", "meta"], "--device meta is not supported"),
-        (["--device", "cuda:99"], "--device cuda:99 is not there"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--chat", "-p", "x"], "--chat and --prompt exclude each other"),
         (["--input", "x", "-p", "x"], "--prompt and --input exclude each other"),
-        (["--chat", "-p", ""], "--chat and --prompt exclude each other"),
-        (["--input", "x", "-p", ""], "--prompt and --input exclude each other"),
-        (["--input", "x", "--json"], "--input and --json exclude each other"),
-        (["--input", "x", "--no-stream"], "--input and --no-stream exclude each other"),
         (["--input", "./x", "--output", "x"], "--output x is --input"),
         (["--output", "x"], "--output needs --input"),
         (["--input", "/no/such/file"], "/no/such/file: No such file or directory"),
-        (["--input", __file__, "--output", "/no/such/folder/x"], "does not exist"),
-        (["--input", __file__, "--output", "/"], "--output / is a folder"),
         (["--input", os.devnull], "has no prompts"),
         (["-p", "x" * 200], "the prompt has 2"),
         (["-p", "\udcff"], "the text is not valid UTF-8"),
@@ -71,53 +45,25 @@ def test_bad_arguments_are_one_sentence(command, arguments, reason):
     assert err.count("\n") == 1
 
 
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def edit_config(**changes):
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return edit
-
-
-def end_with(token: object):
-    def edit(folder: Path) -> None:
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": token}))
-
-    return edit
-
-
-def replace_template(text: str):
-    return lambda folder: (folder / "chat_template.jinja").write_text(text)
-
-
-def remove(name: str):
-    return lambda folder: (folder / name).unlink()
-
-
 @pytest.mark.parametrize(
-    "damage, reason",
+    "name, change, reason",
     [
-        (truncate, "model.safetensors"),
-        (remove("config.json"), "config.json"),
-        (remove("tokenizer.json"), "tokenizer.json"),
-        (end_with(320), "the end-of-sequence token 320 is not one of the tokenizer's, 0 to 319"),
-        (end_with([258, -1]), "token -1"),
-        (end_with(True), "True"),
-        (edit_config(vocab_size=200), "the tokenizer has 256 tokens but the model knows 200"),
-        (replace_template("{{ raise_exception('no such role') }}"), "no such role"),
-        (replace_template("{{ ''.__class__.__mro__ }}"), "chat template failed"),
-        (replace_template("{% for %}"), "chat template failed (line 1)"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("generation_config.json", {"eos_token_id": 320}, "end-of-sequence token 320 is not"),
+        ("config.json", {"vocab_size": 200}, "the tokenizer has 256 tokens but the model knows"),
+        ("chat_template.jinja", "{% for %}", "chat template failed (line 1)"),
     ],
 )
-def test_a_damaged_checkpoint_is_one_sentence(command, folder, tmp_path, damage, reason):
+def test_a_damaged_checkpoint_is_one_sentence(command, folder, tmp_path, name, change, reason):
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
-    damage(damaged)
+    path = damaged / name
+    if isinstance(change, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif change:
+        path.write_text(change)
+    else:
+        path.unlink()
     code, out, err = command(model=damaged)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and reason in err
@@ -133,16 +79,3 @@ def test_a_model_without_a_template_takes_plain_prompts(command, folder, tmp_pat
     for arguments in (["--chat"], ["--system-prompt", "x"], ["--system-prompt", ""]):
         code, _, err = command(*arguments, model=bare)
         assert code == 2 and "has no chat template" in err
-
-
-def test_the_command_in_a_process_of_its_own(folder, model, tokenizer):
-    good = subprocess.run(
-        [sys.executable, "-m", "transformer.generate", "--device", "cpu", "--model", str(folder)]
-        + ["--attention", "sdpa", "-m", "5"],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-    )
-    assert good.returncode == 0
-    assert good.stdout == expected_answer(model, tokenizer, max_tokens=5) + "\n"

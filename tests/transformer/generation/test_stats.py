@@ -1,25 +1,18 @@
 """Measurements: the arithmetic, what a step reads, and the share of attention."""
 
 import json
-import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
-from transformer.generate import main
-from transformer.generation import stats
-from transformer.generation.batch import prefill
-from transformer.generation.engine import EngineOptions, generate
-from transformer.generation.session import Session
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, PROMPTS
+from transformer.generation.engine import generate
 from transformer.generation.stats import (
     Statistics,
-    attention_share,
-    size_text,
     token_bytes,
     weight_bytes,
 )
-from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 
 
@@ -33,13 +26,10 @@ def test_rates():
     nothing = Statistics(1, 0.0, 0, 0, 0.0, 0)
     assert nothing.generation_rate == nothing.step_seconds == nothing.bandwidth == 0
     assert (nothing + nothing).attention_share is None
-
-
-def test_the_share_of_a_sum_is_weighed_by_time():
     parts = [
         Statistics(1, 1.0, 9, 8, seconds, 0, attention_share=share)
         for share, seconds in ((0.1, 3.0), (0.5, 1.0), (None, 9.0))
-    ]
+    ]  # the share of a sum is weighed by time
     assert (parts[0] + parts[1] + parts[2]).attention_share == pytest.approx(0.2)
 
 
@@ -54,84 +44,12 @@ def test_what_a_step_reads(model, tokenizer):
     # The first step reads the 20 tokens of the prompt and its own, the last one reads 30.
     exact = 10 * weight_bytes(model) + sum(range(21, 31)) * per_token
     assert statistics.bytes_read == exact
-
-
-def test_an_embedding_that_is_only_looked_up_is_not_read():
-    from dataclasses import replace
-
     untied = Transformer(replace(CONFIG, tied_embeddings=False))
     total = sum(p.nbytes for p in untied.parameters())
-    assert weight_bytes(untied) == total - untied.model.embed_tokens.weight.nbytes
-
-
-def test_rows_that_have_ended_are_not_counted(model, tokenizer):
-    """The long row ends after six tokens; the others go on."""
-    prompts = [list(range(CONTEXT - 6)), PROMPTS[0]]
+    assert weight_bytes(untied) == total - untied.model.embed_tokens.weight.nbytes  # looked up
+    prompts = [list(range(CONTEXT - 6)), PROMPTS[0]]  # the long row ends after six tokens
     _, statistics = generate(model, tokenizer, prompts, max_tokens=20)
     assert (statistics.steps, statistics.row_steps) == (19, 5 + 19)
-    assert statistics.tokens_per_forward == 1
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
-    """By a clock that attention and the rest of a step advance; the cache is left as it was."""
-    now = [0.0]
-    monkeypatch.setattr(stats.time, "perf_counter", lambda: now[0])
-
-    def pass_time(seconds):
-        now[0] += seconds
-
-    for seconds in (0.3, 0.0):
-
-        def attend(q, k, v, seconds=seconds, **options):
-            pass_time(seconds)
-            return torch.zeros_like(q)
-
-        model = Transformer(CONFIG, attend)
-        model.register_forward_hook(lambda *_: pass_time(0.2))
-        cache = KVCache(CONFIG, 2, CONTEXT)
-        with torch.no_grad():
-            prefill(model, cache, PROMPTS[:2], 100)
-        if fixed:
-            cache.fix()
-        before = (cache.lengths.tolist(), cache.longest, cache.uniform)
-        share = attention_share(model, torch.zeros(2, 1, dtype=torch.int64), cache)
-        assert share == pytest.approx(2 * seconds / (2 * seconds + 0.2))  # in two layers
-        assert (cache.lengths.tolist(), cache.longest, cache.uniform) == before
-        assert model.attention is attend
-
-
-def test_a_model_that_never_calls_its_attention_has_no_share(model):
-    class Fused(Transformer):
-        def forward(self, tokens, cache=None, padding=None, last_only=False):
-            return torch.zeros(len(tokens), 1, 8)
-
-    assert (
-        attention_share(
-            Fused(CONFIG, sdpa), torch.zeros(1, 1, dtype=torch.int64), KVCache(CONFIG, 1, 8)
-        )
-        is None
-    )
-
-
-@pytest.mark.parametrize("lookup", [0, 3])
-@pytest.mark.parametrize("prompts", [PROMPTS, [list(range(CONTEXT - 6)), PROMPTS[0]]])
-def test_measuring_changes_no_answer(model, tokenizer, prompts, lookup):
-    """Also where the context is full when the first row ends."""
-    (expected, plain), (found, measured) = (
-        generate(
-            model,
-            tokenizer,
-            prompts,
-            max_tokens=40,
-            eos=(END,),
-            engine=EngineOptions(prompt_lookup=lookup, measure_attention=measure),
-        )
-        for measure in (False, True)
-    )
-    assert found == expected
-    assert plain.attention_share is None and 0 < measured.attention_share < 1
-    assert measured.steps == plain.steps
 
 
 def test_the_command_reports(command):
@@ -143,8 +61,6 @@ def test_the_command_reports(command):
     assert "tokens from each" in command("--stats", "--lookup", 3)[2]
     assert "1 rows at once" in added["batch"] and "GB/s" in added["bandwidth"]
 
-
-def test_the_command_reports_as_json(command):
     _, out, _ = command("--json", "--stats")
     found = json.loads(out)
     assert found["steps"] == 11 and found["tokens_per_forward"] == 1 and found["rows"] == 1
@@ -152,48 +68,3 @@ def test_the_command_reports_as_json(command):
         assert found[key] > 0
     assert 0 < found["attention_share"] < 1
     assert "steps" not in json.loads(command("--json")[1])
-
-
-def test_a_small_model_runs_on_one_thread_of_a_cpu(folder, monkeypatch, capsys):
-    """Two threads that meet after every product of 192 numbers mostly wait for each other."""
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    options = ["--model", str(folder), "--device", "cpu", "--attention", "sdpa", "-m", "2"]
-    assert main(options) == 0 and threads == [1]
-    monkeypatch.setattr("transformer.generate.WORTH_THREADS", 1000)
-    assert main(options) == 0 and threads == [1]
-    capsys.readouterr()
-
-
-def test_the_shipped_model_is_fast_enough_to_talk_to():
-    """At least 100 tokens for a second of one core, and there are two. Time of other programs does
-    not count.
-    """
-    session = Session.load("reinforced", attention="sdpa", device="cpu")
-    prompt = session.encode([{"role": "user", "content": "Tell me about you"}])[1]
-    rates = []
-    for _ in range(3):
-        began = time.process_time()
-        [completion], _ = generate(session.model, session.tokenizer, [prompt], max_tokens=100)
-        rates.append(len(completion.tokens) / (time.process_time() - began))
-    assert max(rates) > 100
-
-
-def test_sizes_as_text():
-    sizes = {17: "17 bytes", 1536: "1.5 KiB", 5 * 2**20: "5.0 MiB", 3 * 2**39: "1536.0 GiB"}
-    assert [size_text(size) for size in sizes] == [*sizes.values()]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa2"])
-def test_the_share_of_attention_on_a_gpu(folder, tokenizer, version):
-    from functools import partial
-
-    import flash_versions
-    from transformer.model.weights import load_model
-
-    attend = partial(flash_versions.attention, version=version)
-    model = load_model(folder, attend, torch.device("cuda"), torch.bfloat16)
-    engine = EngineOptions(measure_attention=True)
-    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, engine=engine)
-    assert statistics.attention_share is not None and 0.02 < statistics.attention_share < 0.9

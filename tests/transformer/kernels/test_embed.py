@@ -26,12 +26,3 @@ def test_a_token_that_does_not_exist_is_seen(device):
     tokens = torch.tensor([[-1], [4], [5]], device=device)
     x = embed(tokens, embedding, lengths.to(device), 9)
     assert x.isfinite().all(1).tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    "embedding", [torch.ones(4, 6).long(), torch.ones(4, 6).T], ids=["dtype", "strides"]
-)
-def test_bad_input_is_named(embedding):
-    tokens, lengths = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="the embedding is .* must be contiguous, in float32"):
-        embed(tokens, embedding, lengths, 9)

@@ -10,8 +10,7 @@ from flash_versions.versions.oracle.budget import Accuracy
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm import portable as gemm_portable
-from transformer.model.kernels.gemm.config import GemmConfig, default_config
+from transformer.model.kernels.gemm.config import GemmConfig
 from transformer.model.kernels.gemm.gemm import linear, linear_reference, swiglu, swiglu_reference
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -91,20 +90,6 @@ def test_fusions(what, dtype, device):
     assert_within_budget(found, formula, a=a, b=b, **fused)
 
 
-def test_the_budget_sees_wrong_answers():
-    inputs = operands(100, 80, 64, "bias")
-    a, b, bias = inputs.values()
-    right = linear_reference(a, b, bias)
-    assert assess(right, formula, **inputs).ok
-    short = linear_reference(a[:, :-1], b[:, :-1], bias)
-    shifted = right.roll(1, 0)
-    holed = right.index_put(
-        (torch.tensor(3), torch.tensor(4)), torch.tensor(float("nan")).bfloat16()
-    )
-    for wrong in (linear_reference(a, b), short, shifted, holed):
-        assert not assess(wrong, formula, **inputs).ok
-
-
 def leaves(*tensors):
     return [x.detach().clone().requires_grad_() for x in tensors]
 
@@ -119,19 +104,18 @@ def test_gradients_are_those_of_the_formula(shape, dtype, device):
     dy = randn(*shape, 72)
     cases = [
         (lambda *t: linear(*t[:3], residual=t[3]), linear_reference, (x, weight, bias, residual)),
-        (linear, linear_reference, (x, weight, bias)),
         (linear, linear_reference, (x, weight)),
         (swiglu, swiglu_reference, (x, weight, randn(72, 40))),
     ]
     for function, reference, tensors in cases:
-        inputs, plain, exact = (
-            leaves(*tensors),
-            leaves(*tensors),
-            leaves(*(t.double() for t in tensors)),
+        found, baseline, truth = (
+            torch.autograd.grad(call(*inputs), inputs, dy.to(inputs[0].dtype))
+            for call, inputs in (
+                (function, leaves(*tensors)),
+                (reference, leaves(*tensors)),
+                (reference, leaves(*(t.double() for t in tensors))),
+            )
         )
-        found = torch.autograd.grad(function(*inputs), inputs, dy)
-        baseline = torch.autograd.grad(reference(*plain), plain, dy)
-        truth = torch.autograd.grad(reference(*exact), exact, dy.double())
         for g, h, t in zip(found, baseline, truth, strict=True):
             assert (g.shape, g.dtype) == (h.shape, h.dtype)
             errors = [(y.double() - t).abs().max().item() for y in (g, h)]
@@ -139,55 +123,19 @@ def test_gradients_are_those_of_the_formula(shape, dtype, device):
             assert accuracy.ok, accuracy
 
 
-def test_gradients_of_some(device):
-    """Only what needs a gradient gets one."""
-    x, weight, up, residual = (
-        torch.randn(*s, device=device) for s in ((5, 16), (24, 16), (24, 16), (5, 24))
-    )
-    for wanted in (x, weight, residual):
-        wanted.requires_grad_()
-        linear(x, weight, residual=residual).sum().backward()
-        assert wanted.grad is not None and wanted.grad.abs().sum() > 0
-        wanted.requires_grad_(False)
-    up.requires_grad_()
-    swiglu(x, weight, up).sum().backward()
-    assert up.grad is not None
-
-
-def test_second_derivatives(device):
-    x, weight, up = (torch.randn(s, device=device) for s in ((5, 16), (24, 16), (24, 16)))
-    for function, reference, tensors in [
-        (linear, linear_reference, (x, weight)),
-        (swiglu, swiglu_reference, (x, weight, up)),
-    ]:
-        found = []
-        for f in (function, reference):
-            inputs = leaves(*tensors)
-            first = torch.autograd.grad(f(*inputs).square().sum(), inputs, create_graph=True)
-            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
-        for g, h in zip(*found):
-            assert (g - h).abs().max() <= 1e-5 * h.abs().max()  # other orders of fp32 sums
-
-
 def test_any_strides(device):
     """Transposed, sliced, expanded, packed: as `torch.nn.functional.linear` takes them."""
-
-    def randn(*shape):
-        return torch.randn(shape, device=device).bfloat16()
-
-    packed = randn(144, 80)
+    packed = torch.randn(144, 80, device=device).bfloat16()
     gate, up = packed.chunk(2)
-    x = randn(50, 80)
+    x = torch.randn(50, 80, device=device).bfloat16()
     assert_within_budget(swiglu(x, gate, up), swiglu_reference, x=x, gate=gate, up=up)
-    transposed, odd, repeated = randn(40, 72).t(), packed[:72, 1:41], packed[:1, :40].expand(72, 40)
-    middle, every_second, same = (
-        randn(4, 40, 10).transpose(1, 2),
-        x[:, ::2],
-        x[:1, :40].expand(9, 40),
-    )
-    for weight in (transposed, odd, repeated, packed[:72, 8:48]):
-        for x in (randn(40, 50).t(), middle, every_second, same):
-            assert_within_budget(linear(x, weight), linear_reference, x=x, weight=weight)
+    inputs = {"a": x, "b": gate, "residual": torch.randn(50, 99, device=device).bfloat16()[:, 9:81]}
+    assert_within_budget(linear(x, gate, residual=inputs["residual"]), formula, **inputs)
+    weights = packed[:40, :72].t(), packed[:72, 1:41], packed[:1, :40].expand(72, 40)
+    middle = torch.randn(4, 40, 10, device=device).bfloat16().transpose(1, 2)
+    for weight in weights:
+        for y in (packed[:40, :50].t(), middle, x[:, ::2], x[:1, :40].expand(9, 40)):
+            assert_within_budget(linear(y, weight), linear_reference, x=y, weight=weight)
 
 
 def test_out(device):
@@ -218,34 +166,15 @@ def test_autocast(device):
     assert x.grad is not None and x.grad.dtype == torch.float32
 
 
-def test_torch_compile_sees_the_formula(monkeypatch):
-    """It fuses by itself; the kernel is opaque to it."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(public, "run", None)
-    x, weight, out = torch.randn(5, 8), torch.randn(3, 8), torch.zeros(5, 3)
-    assert torch.equal(linear(x, weight), F.linear(x, weight))
-    assert linear(x, weight, out=out) is out and torch.equal(out, F.linear(x, weight))
-    assert torch.equal(swiglu(x, weight, weight), swiglu_reference(x, weight, weight))
-
-
 X, W = torch.zeros(5, 16), torch.zeros(24, 16)
 SQUARE, LONG = torch.zeros(16, 16), torch.zeros(6, 24)
 REFUSED = {
     "K": (lambda: linear(X, W[:, :8]), r"x has shape \(5, 16\) and the weight \(24, 8\)"),
-    "no matrix": (lambda: linear(X, W[0]), r"the weight \(16,\); \(\.\.\., K\) and \(N, K\)"),
     "dtype": (lambda: linear(X.double(), W.double()), "float64; float16, bfloat16 and float32"),
-    "two dtypes": (lambda: linear(X, W.half()), "weight is torch.float16 on cpu"),
-    "device": (lambda: linear(X, W.to("meta")), "weight is torch.float32 on meta"),
     "bias": (lambda: linear(X, W, X[0]), r"bias has shape \(16,\).* need \(24,\)"),
     "residual": (lambda: linear(X, W, residual=X), r"residual has .* need \(5, 24\)"),
     "out": (lambda: linear(X, W, out=X), r"out has shape \(5, 16\).* need \(5, 24\)"),
-    "out of rows apart": (
-        lambda: linear(X, W, out=torch.zeros(24, 5).t()), r"strides \(1, 5\); it must be contiguous"
-    ),
     "out over x": (lambda: linear(SQUARE, W[:16], out=SQUARE), "out shares memory with x"),
-    "out over the weight": (
-        lambda: linear(W[:16], SQUARE, out=SQUARE), "out shares memory with weight"
-    ),
     "out over half of the residual": (
         lambda: linear(X, W, residual=LONG[1:], out=LONG[:5]), "out shares memory with residual"
     ),
@@ -253,8 +182,10 @@ REFUSED = {
         lambda: linear(X, W.clone().requires_grad_(), out=torch.zeros(5, 24)), "torch.no_grad"
     ),
     "up": (lambda: swiglu(X, W, W[:8]), r"up has shape \(8, 16\).* need \(24, 16\)"),
-    "no tensor": (lambda: linear(X, 3), "must be tensors, not Tensor, int"),
     "another device": (lambda: linear(X.to("meta"), W.to("meta")), "x is on meta; NVIDIA GPUs"),
+    "tile": (lambda: GemmConfig(rows=32), "64 or 128 rows"),
+    "registers": (lambda: GemmConfig(columns=256), "do not fit a consumer's registers"),
+    "shared memory": (lambda: GemmConfig(stages=7), "bytes of shared memory"),
 }  # fmt: skip
 
 
@@ -262,36 +193,7 @@ REFUSED = {
 def test_refusals(call, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         call()
-    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("switches", "sentence"), [
-    ({"rows": 32}, "64 or 128 rows"),
-    ({"columns": 192}, "128 or 256 columns"),
-    ({"columns": 256}, "do not fit a consumer's registers"),
-    ({"epilogue_columns": 48}, "32, 64, 128 and 256"),
-    ({"columns": 64, "epilogue_columns": 128}, "up to those of a tile"),
-    ({"buffers": 0}, "must be at least 1"),
-    ({"stages": 1}, "stages=1 is not possible"),
-    ({"stages": 7}, "bytes of shared memory"),
-], ids=str)  # fmt: skip
-def test_configs_that_do_not_work(switches, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        GemmConfig(**switches)
-
-
-@pytest.mark.parametrize(("rows", "columns", "tile"), [
-    (8192, 4096, (64, 256)), (512, 4096, (128, 128)), (300, 3000, (128, 128)),
-    (256, 4096, (64, 128)), (1024, 1024, (64, 128)), (128, 4096, (64, 64)), (1, 8, (64, 64)),
-], ids=str)  # fmt: skip
-def test_tiles_are_smaller_where_there_are_few(rows, columns, tile):
-    for residual in (False, True):
-        config = default_config(rows, columns, 132, residual)
-        assert (config.rows, config.columns) == tile
-        assert config.buffers == (4 if residual else 2)  # and all of it fits
-        assert config.ping_pong != (tile == (64, 256))
-        together = default_config(rows, columns, 132, residual, swiglu=True)
-        assert together.ping_pong or (rows, columns) == (8192, 4096)
+    assert "\n" not in str(caught.value)
 
 
 def test_who_gets_the_kernel_for_hopper(monkeypatch):
@@ -317,8 +219,6 @@ CONFIGS = {
     "four buffers": GemmConfig(stages=5, buffers=4),
     "high": GemmConfig(stages=4, ping_pong=False),
     "wide": WIDE,
-    "wide, ping-pong": replace(WIDE, ping_pong=True),
-    "small": GemmConfig(rows=64, columns=64, stages=8, ping_pong=False),
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
     "two stages": GemmConfig(stages=2),
     "wide sub-tiles": replace(WIDE, stages=3, epilogue_columns=128),
@@ -338,66 +238,14 @@ def on_gpu(config, *shape, what="", dtype=torch.bfloat16):
 @pytest.mark.parametrize("what", [*FUSIONS, "swiglu bias residual"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_switch_on_hopper(config, what):
-    """More tiles than multiprocessors, ragged in every dimension; and a single tile."""
+    """More tiles than multiprocessors, ragged in every dimension; a single tile; the same bits."""
     for shape in [(4000, 2056, 1000), (1, 8, 8)]:
         for dtype in (torch.bfloat16, torch.float16):
             inputs, c = on_gpu(config, *shape, what=what, dtype=dtype)
             assert_within_budget(c, formula, **inputs)
-
-
-@pytest.mark.gpu
-@on_hopper
-@pytest.mark.parametrize("what", ["", "bias residual", "swiglu"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_thousand_launches_and_the_same_bits(config, what):
-    inputs, first = on_gpu(config, 1500, 1032, 520, what=what)
-    c = torch.empty_like(first)
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        c.fill_(float("nan"))
-        gemm_hopper.gemm(c=c, config=config, **inputs)
-        different += (c != first).any()
+    again, different = torch.empty_like(c), torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        again.fill_(float("nan"))
+        gemm_hopper.gemm(c=again, config=config, **inputs)
+        different += (again != c).any()
     assert different.item() == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.large(16)
-@on_hopper
-def test_more_than_two_to_the_31_elements():
-    """A of 4.3 GB and C of 4.8 GB: rows past 2^31 elements are as right as the first."""
-    M, K, N = 140_000, 15_360, 17_152
-    a = torch.empty(M, K, dtype=torch.bfloat16, device="cuda").normal_()
-    b = torch.empty(N, K, dtype=torch.bfloat16, device="cuda").normal_(std=K**-0.5)
-    assert a.numel() > 2**31 and M * N > 2**31
-    c = linear(a, b)
-    for rows in (slice(0, 300), slice(M - 300, M)):
-        assert_within_budget(c[rows], linear_reference, x=a[rows], weight=b)
-
-
-@pytest.mark.gpu
-@on_hopper
-def test_in_a_graph_and_in_another_stream():
-    inputs = operands(500, 520, 264, "residual", device="cuda")
-    a, b, residual = inputs.values()
-    expected = linear(a, b, residual=residual)
-    torch.cuda.synchronize()
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        assert torch.equal(linear(a, b, residual=residual), expected)
-    with torch.cuda.graph(graph):
-        found = linear(a, b, residual=residual)
-    a.neg_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(found, linear(a, b, residual=residual))
-
-
-@pytest.mark.gpu
-@on_hopper
-def test_the_portable_kernel_on_a_gpu():
-    for what in FUSIONS:
-        for config in (None, replace(gemm_portable.TileConfig(), columns=64, num_stages=2)):
-            inputs = operands(1000, 520, 264, what, device="cuda")
-            c = inputs["a"].new_full((1000, 520), float("nan"))
-            gemm_portable.gemm(c=c, config=config, **inputs)
-            assert_within_budget(c, formula, **inputs)

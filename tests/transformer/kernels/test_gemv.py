@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.compile import apart
 from transformer.model.kernels.decode import gemv
-from transformer.model.kernels.decode.gemv import Norm, Tile
+from transformer.model.kernels.decode.gemv import Norm
 from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
 from transformer.model.rope import Rope, rotary_table, rotate
 
@@ -27,15 +27,11 @@ def weight_of(rows: int, width: int, dtype: torch.dtype, device: str) -> torch.T
     return (torch.randn(rows, width) / width**0.5).to(device, dtype)
 
 
-def judged(
-    got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, name: str = "y"
-) -> Accuracy:
+def judged(got, plain, exact, name="y") -> None:
     """The error against fp64, with that of plain PyTorch in the same dtype."""
     rounding = torch.finfo(got.dtype).eps / 2 * exact.abs().max().item()
-    errors = ((x.double() - exact).abs().max().item() for x in (got, plain))
-    accuracy = Accuracy(*errors, rounding)
+    accuracy = Accuracy(*((x.double() - exact).abs().max().item() for x in (got, plain)), rounding)
     assert accuracy.ok, f"{name}: {accuracy}"
-    return accuracy
 
 
 def layer(x, weight, bias, scale, dtype):
@@ -98,19 +94,16 @@ def test_swiglu(device, dtype, tokens, outputs, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize(
-    ("batch", "new", "heads", "kv_heads", "head_dim"),
+    ("batch", "new", "heads", "kv_heads", "head_dim", "qk_norm"),
     [
-        (1, 1, 4, 2, 16),
-        (1, 1, 3, 1, 24),
-        (3, 1, 4, 4, 16),
-        (2, 3, 6, 2, 8),
-        (1, 5, 2, 1, 64),
-        (MANY_TOKENS + 3, 1, 3, 1, 24),
+        (1, 1, 3, 1, 24, True),
+        (3, 1, 4, 4, 16, False),
+        (2, 3, 6, 2, 8, True),
+        (MANY_TOKENS + 3, 1, 3, 1, 24, True),
     ],
 )
-def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
+def test_qkv(device, dtype, batch, new, heads, kv_heads, head_dim, qk_norm):
     """Queries, and what is in the cache afterwards: the new slots and no other."""
     width, capacity, tokens = 72, 20, batch * new
     x = random(tokens, width, dtype=dtype, device=device)
@@ -157,26 +150,6 @@ def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
     assert torch.equal(whole, before)
 
 
-@pytest.mark.parametrize("tile", [Tile(4, 64, 1), Tile(16, 32, 2), Tile(8, 256, 4)])
-def test_every_tile_gives_the_same(device, tile):
-    """A tile decides about the time only."""
-    x = random(1, 200, dtype=torch.float32, device=device)
-    weight = weight_of(50, 200, torch.float32, device)
-    got = gemv.linear(x, weight, tile=tile)
-    judged(got, F.linear(x, weight), layer(x, weight, None, None, torch.float64))
-
-
-@pytest.mark.parametrize("width", [8, 896, 2048, 4096, 14336])
-@pytest.mark.parametrize("rows", [6, 2048, 152064])
-def test_chosen_tiles_can_be_compiled(rows, width):
-    """Powers of two, pairs of rows, and no more weights than a thread has registers for."""
-    tile = gemv.choose_tile(rows, width)
-    for number in (tile.rows, tile.block_k, tile.num_warps):
-        assert number & (number - 1) == 0
-    assert tile.rows >= 2
-    assert tile.rows * tile.block_k <= 128 * 32 * tile.num_warps
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_large_values_do_not_overflow(device):
     """The gate's exponential may be infinite; a square of x may not be in fp16."""
@@ -196,15 +169,11 @@ X, WEIGHT = torch.zeros(1, 8), torch.zeros(6, 8)
     ("sentence", "x", "weight", "options"),
     [
         (r"not empty, not \(0, 8\)", torch.zeros(0, 8), WEIGHT, {}),
-        (r"must be \(tokens, K\)", torch.zeros(8), WEIGHT, {}),
         ("x is torch.float64", X.double(), WEIGHT.double(), {}),
         ("x is torch.float32 and the weight torch.bfloat16", X, WEIGHT.bfloat16(), {}),
         (r"the weight is \(6, 9\); for this x it must be \(N, 8\)", X, torch.zeros(6, 9), {}),
         ("the x must be contiguous", torch.zeros(1, 16)[:, ::2], WEIGHT, {}),
-        ("the weight must be contiguous", X, torch.zeros(8, 6).T, {}),
-        ("the residual must be contiguous", X, WEIGHT, {"residual": torch.zeros(1, 12)[:, ::2]}),
         (r"the residual is \(1, 5\); it must be \(1, 6\)", X, WEIGHT, {"residual": X[:, :5]}),
-        ("x is on cpu but the weight on meta", X, WEIGHT.to("meta"), {}),
     ],
 )
 def test_bad_input_is_named(sentence, x, weight, options):
@@ -217,21 +186,12 @@ def test_halves_and_caches_that_do_not_fit():
     """The two other layers have a condition of their own."""
     with pytest.raises(ValueError, match="5 rows; gate and up must be halves"):
         gemv.swiglu(X, WEIGHT[:5])
-    table = torch.zeros(4, 2, 1, 2)
-    lengths = torch.ones(1, dtype=torch.int32)
-    cache = torch.zeros(2, 1, 4, 1, 2)
+    table, lengths = torch.zeros(4, 2, 1, 2), torch.ones(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="do not fit the cache"):
         qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 2, 2), lengths, table)
-    with pytest.raises(ValueError, match="do not fit the cache .* with 2 lengths"):
-        qkv(X.expand(2, 8).contiguous(), WEIGHT, None, cache, lengths.repeat(2), table)
-    with pytest.raises(ValueError, match="the cache is torch.bfloat16 but the model computes"):
-        qkv(X, WEIGHT, None, cache.bfloat16(), lengths, table)
-    with pytest.raises(ValueError, match="q_norm and k_norm go together"):
-        qkv(X, WEIGHT, None, cache, lengths, table, q_norm=Norm(torch.ones(2), EPS))
-    with pytest.raises(ValueError, match="last three dimensions"):
-        qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 1, 4)[..., ::2], lengths, table)
 
 
+@pytest.mark.slow
 @pytest.mark.other_tritons
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
@@ -262,11 +222,6 @@ def test_overlap_changes_no_bit(rows, width):
         return gemv.linear(y, back, residual=x, overlap=overlap)
 
     expected = chain(overlap=False)
-    found = []
-    for d in (torch.bfloat16, torch.float64):
-        y = layer(x, weight, None, scale, d)
-        found.append(layer(y, back, None, None, d) + x)
-    judged(expected, *found)
     if torch.cuda.get_device_capability() >= (9, 0):
         different = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(1000):

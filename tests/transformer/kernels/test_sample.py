@@ -30,17 +30,10 @@ def test_token_and_log_probability(device, dtype, size):
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-DRAWN = [
-    pytest.param(1, 1.0, id="one token"),
-    pytest.param(37, 1.0, id="one chunk"),
-    pytest.param(CHUNK, 0.7, id="a whole chunk"),
-    pytest.param(3 * CHUNK + 5, 1.0, id="chunks"),
-    pytest.param(3 * CHUNK + 5, 1.5, id="chunks, temperature"),
-]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("size, temperature", DRAWN)
+@pytest.mark.parametrize(
+    "size, temperature", [(1, 1.0), (37, 1.0), (CHUNK, 0.7), (3 * CHUNK + 5, 1.5)]
+)
 def test_a_draw_inverts_the_cumulative_distribution(device, dtype, size, temperature):
     """The number lies between the cumulative probabilities before and after the drawn token, up to
     rounding of fp32 exponentials; the score is the token's log-probability.
@@ -62,28 +55,6 @@ def test_a_draw_inverts_the_cumulative_distribution(device, dtype, size, tempera
     assert (uniform < after + rounding).all() and (uniform >= after - own - rounding).all()
 
 
-def test_draws_are_those_of_torch(device):
-    """Token for token, but where a number is so close to a step that rounding decides."""
-    logits = torch.randn(500, 2 * CHUNK + 100, device=device)
-    uniform = torch.rand(500, dtype=torch.float64, device=device)
-    tokens, logprobs = draw(logits, uniform)
-    by_torch = draw_from(logits.softmax(-1), uniform)
-    same = tokens == by_torch
-    assert same.sum() >= 499
-    expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_draw_does_not_depend_on_the_batch(device):
-    """The same bits for a row alone."""
-    logits = torch.randn(5, CHUNK + 9, device=device)
-    uniform = torch.rand(5, dtype=torch.float64, device=device)
-    together = draw(logits, uniform)
-    for row in range(5):
-        alone = draw(logits[row : row + 1], uniform[row : row + 1])
-        assert all(torch.equal(x[row : row + 1], y) for x, y in zip(together, alone))
-
-
 def test_what_has_no_probability_is_never_drawn(device):
     """Also not where rounding would have it: a chunk, a beginning and an end of -inf."""
     logits = torch.zeros(3, 3 * CHUNK, device=device)
@@ -96,15 +67,16 @@ def test_what_has_no_probability_is_never_drawn(device):
 
 
 def test_unlikely_tokens_are_drawn_as_often_as_they_should_be(device):
-    """Two hundred thousand tokens that share 1 % of the probability, behind one that has the rest:
+    """Fifty thousand tokens that share 1 % of the probability, behind one that has the rest:
     a running sum in fp32 would be wrong by dozens of them.
     """
-    size = 200_000
+    size = 50_000
     logits = torch.zeros(1, size, device=device)
     logits[0, 0] = math.log(99 * (size - 1))
     shares = torch.linspace(0.02, 0.98, 33, dtype=torch.float64, device=device)
-    tokens, _ = draw(logits.expand(33, -1).contiguous(), 0.99 + 0.01 * shares)
-    assert (tokens - shares * (size - 1)).abs().max() < 2
+    rows, numbers = logits.expand(33, -1).contiguous(), 0.99 + 0.01 * shares
+    for tokens in (draw(rows, numbers)[0], draw_from(rows.softmax(-1), numbers)):
+        assert (tokens - shares * (size - 1)).abs().max() < 2
 
 
 def chosen(logits, number):
@@ -146,33 +118,6 @@ def test_broken_logits_are_seen(device, broken, place):
         tokens, logprobs = chosen(logits, number)
         assert logprobs.isfinite().tolist() == [True, False]
         assert tokens.min() >= 0 and tokens.max() < logits.shape[1]
-
-
-@pytest.mark.parametrize("number", [None, 0.5])
-def test_a_row_without_a_number_still_has_a_token(device, number):
-    """Chunks that are no power of two, so that the merging tile is larger than they are."""
-    logits = torch.full((2, 3 * CHUNK), math.nan, device=device)
-    tokens, logprobs = chosen(logits, number)
-    assert tokens.min() >= 0 and tokens.max() < 3 * CHUNK and not logprobs.isfinite().any()
-
-
-def test_tensors_may_be_strided(device):
-    """Logits whose columns lie apart, and such a mask."""
-    logits = torch.randn(50, 3, device=device).T
-    banned = (torch.arange(100, device=device) % 4 == 2)[::2]
-    uniform = torch.rand(6, dtype=torch.float64, device=device)[::2]
-    for found, expected in (
-        (likeliest(logits, banned), likeliest(logits.contiguous(), banned.contiguous())),
-        (draw(logits, uniform, 1.0, banned), draw(logits.contiguous(), uniform, 1.0, banned)),
-    ):
-        assert torch.equal(found[0], expected[0]) and (found[0] % 2 == 0).all()
-
-
-def test_nothing_is_allowed(device):
-    """All tokens banned: no token has a probability."""
-    for number in (None, 0, 0.5):
-        _, logprobs = chosen(torch.full((1, 5), -math.inf, device=device), number)
-        assert not logprobs.isfinite().any()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8)], ids=str)
@@ -219,13 +164,3 @@ def test_steps_are_written_down(device, sampling):
     assert record.column.tolist() == [[columns]] * rows == decoding._column.tolist()
     if draws is not None:  # the last number serves for steps in vain
         assert draws.drawn.tolist() == [[columns - 2]] * rows == decoding._drawn.tolist()
-
-    record.column[1] = 1  # rows are independent
-    before = record.tokens.clone()
-    record.column[0] = record.column[2] = 0
-    last = logits[2].to(device)
-    found, scores = likeliest(last, out)
-    sample_into(last, record, None, out)
-    before[[0, 1, 2], [0, 1, 0]] = found
-    assert torch.equal(record.tokens, before) and torch.equal(record.scores[1, 1], scores[1])
-    assert record.column.tolist() == [[1], [2], [1]]

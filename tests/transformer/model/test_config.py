@@ -1,14 +1,12 @@
 """What a config.json may say, and the rotary embedding that it describes, against transformers."""
 
-import json
+import importlib
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-import transformer
 from transformer.model.decoder import Config
 from transformer.model.families.family import FAMILIES
 from transformer.model.rope import BY_LENGTH, Rope, rotary_table, rotate
@@ -38,21 +36,14 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3, MIXTRAL, GPT_OSS = (
-    {"architectures": [f"{name}ForCausalLM"]}
-    for name in (
-        "Qwen3Moe",
-        "Qwen2",
-        "Mistral",
-        "SmolLM3",
-        "Gemma2",
-        "Gemma3",
-        "Phi3",
-        "Olmo3",
-        "Mixtral",
-        "GptOss",
-    )
-)
+
+
+def of(*families):
+    return [{"architectures": [f"{family}ForCausalLM"]} for family in families]
+
+
+QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, PHI3 = of("Qwen3Moe", "Qwen2", "Mistral", "SmolLM3", "Phi3")
+GEMMA2, GEMMA3, OLMO3, MIXTRAL, GPT_OSS = of("Gemma2", "Gemma3", "Olmo3", "Mixtral", "GptOss")
 GEMMA = replace(
     QWEN3,
     qk_norm=False,
@@ -85,7 +76,6 @@ PAIRS = {
 }
 DYNAMIC_64 = {"type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 64}
 LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
-LONGROPE_8 = {**LONGROPE, "short_factor": (1.0,) * 8, "long_factor": (2.0,) * 8}
 EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_size": 32}
 MIXED = replace(QWEN3, qk_norm=False, **{**EXPERTS, "expert_size": 80}, normed_routing=True)
 OLMO = replace(
@@ -105,17 +95,21 @@ ROPES = {
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
     "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
+    "yarn, ramp past the last pair": {**YARN, "original_max_position_embeddings": 262_144},
+    "yarn, ramp past all dimensions": {**YARN, "theta": 4.0},
     "dynamic": DYNAMIC,
     "longrope": {**LONGROPE, **PAIRS},
     "longrope, attention factor": {**LONGROPE, **PAIRS, "attention_factor": 1.25},
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
-def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
-    """In short texts and in long ones, which some types tell apart."""
+def test_rotary_embedding_has_the_bits_of_transformers(parameters):
+    """Frequencies, magnitude and what turns, in short texts and in long ones, which some types tell
+    apart; a longer table begins with the bits of a shorter one.
+    """
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    functions = importlib.import_module("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     rope, positions, head_dim = Rope(**parameters), 512, 64
     data = {f"rope_{n}" if n in ("theta", "type") else n: v for n, v in parameters.items()}
     theirs = llama.LlamaConfig(
@@ -123,15 +117,22 @@ def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
         max_position_embeddings=128 if rope.type == "dynamic" else positions,
         rope_parameters={"rope_theta": rope.theta, "rope_type": rope.type, **data},
     )
-    q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0))
+    whole = rotary_table(rope, head_dim, positions, q.device, q.dtype)
     for length in (positions, 129, 128, 3):
-        x, at = q[:, :length], torch.arange(length)[None]
-        cos, sin = llama.LlamaRotaryEmbedding(theirs)(x, at)
-        expected, _ = llama.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
         resolved = rope.for_length(length, head_dim)
-        table = rotary_table(resolved, head_dim, length, q.device, dtype)
-        assert torch.equal(rotate(x, *table.unbind(1)), expected)
+        if rope.type in functions:
+            at_most = torch.tensor(length)
+            frequencies, magnitude = functions[rope.type](theirs, seq_len=at_most)
+            torch.testing.assert_close(resolved.frequencies(head_dim), frequencies, rtol=0, atol=0)
+            assert resolved.magnitude() == magnitude
+        for x in (q[:, :length], q[:, :length].bfloat16()):
+            cos, sin = llama.LlamaRotaryEmbedding(theirs)(x, torch.arange(length)[None])
+            expected, _ = llama.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
+            table = rotary_table(resolved, head_dim, length, q.device, x.dtype)
+            assert torch.equal(rotate(x, *table.unbind(1)), expected)
         assert (resolved == rope) == (length <= 128 or rope.type not in BY_LENGTH)
+        assert torch.equal(rotary_table(rope, head_dim, length, q.device, q.dtype), whole[:length])
 
 
 @pytest.mark.parametrize("turned", [0.75, 0.25])
@@ -151,7 +152,6 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
     "older, newer",
     [
         ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
         (
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
@@ -162,13 +162,12 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
         ),
         ({"head_dim": None}, {"head_dim": 12}),
         ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
-        ({"use_sliding_window": False, "sliding_window": 8}, {"sliding_window": None}),
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
             {"layer_types": ["full_attention"] * 2},
         ),
     ],
-    ids=["theta absent", "theta", "type", "both types", "head_dim", "heads", "window", "no layer"],
+    ids=["theta absent", "type", "both types", "head_dim", "heads", "no layer"],
 )
 def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
     assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
@@ -184,30 +183,20 @@ def test_qwen2_has_its_own_idea_of_biases():
 @pytest.mark.parametrize(
     "config",
     [
-        QWEN3,
         replace(QWEN3, qk_norm=False, rope=Rope(**LLAMA3)),
         replace(QWEN3, qk_norm=False, qkv_bias=True, rope=Rope(**YARN, truncate=False)),
         replace(QWEN3, qk_norm=False, qkv_bias=True, output_bias=True, mlp_bias=True),
-        replace(QWEN3, qkv_bias=True, output_bias=True, rope=Rope(theta=3e6)),
         replace(QWEN3, layer_windows=(None, 8)),
-        replace(QWEN3, qk_norm=False, qkv_bias=True, layer_windows=(8, None)),
         replace(QWEN3, qk_norm=False, layer_windows=(8, 8)),
         replace(QWEN3, qk_norm=False, layer_ropes=(Rope(), None), mlp_bias=True),
         replace(GEMMA, scores_softcap=50.0, layer_windows=(8, None)),
         replace(GEMMA, logits_softcap=30.0),
         replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
-        replace(GEMMA, qk_norm=True, query_pre_attn_scalar=2.5, qkv_bias=True, output_bias=True),
         replace(OLMO, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope(5e5, **YARN))),
-        replace(OLMO, layer_windows=(None, 8), layer_ropes=(Rope(5e5, **YARN), Rope(5e5))),
-        replace(OLMO, rope=Rope(5e5), layer_windows=(8, None)),
-        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_8)),
         replace(QWEN3, **EXPERTS, dense_layers=(1,)),
-        replace(QWEN3, **EXPERTS, qkv_bias=True, output_bias=True, layer_windows=(8, 8)),
         replace(MIXED, layer_windows=(8, 8)),
         replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=7.0, layer_windows=(8, None)),
-        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=5.0, rope=Rope(**YARN)),
         replace(QWEN3, rope=Rope(**DYNAMIC_64), max_positions=160),
-        replace(QWEN3, qk_norm=False, rope=Rope(partial_rotary_factor=0.5), layer_windows=(8, 8)),
         replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_6, partial_rotary_factor=0.75)),
     ],
     ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
@@ -216,19 +205,9 @@ def test_config_survives_the_hugging_face_form(config):
     assert Config.from_hf(config.to_hf()) == config
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"mlp_bias": True},
-        {"layer_windows": (4, 8)},
-        {"activation": "gelu_tanh", "four_norms": True},
-        {"qk_norm": False, "qkv_bias": True, "layer_ropes": (None, Rope())},
-    ],
-    ids=["bias", "two windows", "four norms", "no rope"],
-)
-def test_config_without_an_architecture_is_refused(parts):
+def test_config_without_an_architecture_is_refused():
     with pytest.raises(ValueError, match="no architecture of LlamaForCausalLM"):
-        replace(QWEN3, **parts).to_hf()
+        replace(QWEN3, layer_windows=(4, 8)).to_hf()
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -250,22 +229,12 @@ def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
         ({**QWEN2, "use_sliding_window": True, "sliding_window": None}, ()),
         (MISTRAL, (8, 8, 8, 8)),
         ({**MISTRAL, "sliding_window": None}, ()),
-        (
-            {**SMOLLM3, "use_sliding_window": True},
-            (None, None, None, 8),
-        ),
+        ({**SMOLLM3, "use_sliding_window": True}, (None, None, None, 8)),
         (GEMMA2, (8, None, 8, None)),
         (OLMO3, (8, 8, 8, None)),
-        (GPT_OSS, (8, None, 8, None)),
-        (MIXTRAL, (8, 8, 8, 8)),
-        ({**MIXTRAL, "sliding_window": None}, ()),
         ({**QWEN3_MOE, "use_sliding_window": True}, (8, 8, 8, 8)),
-        (QWEN3_MOE, ()),
         ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
-        (
-            {**GEMMA2, "layer_types": [FULL] * 4},
-            (),
-        ),
+        ({**GEMMA2, "layer_types": [FULL] * 4}, ()),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -279,23 +248,14 @@ def test_each_family_has_its_own_layers_with_windows(given, windows):
         assert asked == (None if window is None else (window - 1, 0))
 
 
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
+def test_a_config_that_makes_no_sense_is_refused():
+    for change, sentence in (
         ({"layer_windows": (8,)}, "layer_windows has 1 entries for 2 layers"),
-        ({"layer_ropes": (None,) * 3}, "layer_ropes has 3 entries for 2 layers"),
-        ({"layer_windows": (0, None)}, "a layer's window must be a positive integer"),
         ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
-        ({"logits_scaling": 0.0}, "logits_scaling must be a positive number, not 0.0"),
-        ({"attention_multiplier": -1}, "attention_multiplier must be a positive number or None"),
-        ({"logits_softcap": math.inf}, "logits_softcap must be a positive number or None, not inf"),
         ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_a_config_that_makes_no_sense_is_refused(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        replace(QWEN3, **change)
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            replace(QWEN3, **change)
 
 
 ROPE_4 = "rope_scaling"
@@ -304,56 +264,19 @@ ROPE_4 = "rope_scaling"
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported; known are Llama",
-        ),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; known are L"),
         (
             {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
             "with text_config it describes a model of more than text; use a text-only checkpoint",
         ),
-        ({"architectures": None}, "architecture none is not supported"),
-        (
-            {"hidden_act": "gelu"},
-            "activation 'gelu' is not supported; known are silu, swish, gelu_py",
-        ),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported; known are silu, swish"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
-        (
-            {"num_hidden_layers": None},
-            "num_hidden_layers must be a positive integer up to 1024, not None",
-        ),
-        ({"vocab_size": "97"}, "vocab_size must be a positive integer up to 1048576, not '97'"),
-        ({"max_position_embeddings": 10**12}, "up to 2147483647, not 1000000000000"),
-        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer .* not 0"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list, not 'LlamaForCaus"),
-        ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported; known"),
-        ({"layer_types": [["x"]]}, r"layers of type \['x'\] are not supported, only full_att"),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "a"},
-            "max_window_layers must be an integer, not 'a'",
-        ),
         ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
         ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
-        ({"head_dim": 15}, "head_dim must be even"),
         ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights"),
         ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
-        ({**GPT_OSS, "swiglu_alpha": 1}, "swiglu_alpha 1 is not supported, only 1.702"),
-        (
-            {**MIXTRAL, "num_local_experts": 0},
-            "num_local_experts must be a positive integer, not 0",
-        ),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
-        ({**MIXTRAL, "num_experts_per_tok": None}, "experts_per_token must be a positive integer"),
-        (
-            {**QWEN3_MOE, "decoder_sparse_step": 2},
-            "decoder_sparse_step 2 is not supported, only 1",
-        ),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding_attention are not supported",
-        ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
         ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
         (
@@ -361,139 +284,17 @@ ROPE_4 = "rope_scaling"
             "of rope type 'dynamic' is max_position_embeddings",
         ),
         ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),
-        ({ROPE_4: {**LONGROPE, "long_factor": 2}}, "long_factor must be a list, not 2"),
-        ({ROPE_4: {**LONGROPE, "long_factor": [0]}}, "long_factor must be a list of positive numb"),
-        ({ROPE_4: {**LONGROPE, "short_factor": None}}, "needs the parameter short_factor"),
-        ({ROPE_4: {"type": "su"}}, "rope type 'su' is not supported; known are default"),
-        (
-            {**PHI3, ROPE_4: {"type": "linear", "factor": 2.0}},
-            "rope type 'linear' is not supported here; known are default, longrope",
-        ),
         ({**PHI3, "partial_rotary_factor": 0.1}, "1 of 12 dimensions of a head cannot turn"),
-        ({**PHI3, "partial_rotary_factor": 2}, "partial_rotary_factor must be at most 1, not 2"),
         ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
-        ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
-        ({ROPE_4: {"type": "llama3", "factor": 2.0}}, "needs the parameter low_freq_factor"),
-        ({ROPE_4: {**LLAMA3, "high_freq_factor": 1.0}}, "must exceed low_freq_factor"),
         ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
-        ({"rope_parameters": {"full_attention": {}}}, "'full_attention' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_theta": "1e6"}, "rope_theta must be a positive number, not '1e6'"),
         ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
-        ({ROPE_4: {"rope_type": ["a"]}}, r"rope_type must be a text, not \['a'\]"),
-        ({ROPE_4: {"theta": 5e5}}, "rope parameter 'theta' is not supported"),
-        ({ROPE_4: {**YARN, "truncate": 0}}, "truncate must be true or false, not 0"),
-        ({ROPE_4: {**YARN, "factor": 10**400}}, "factor must be a positive number, not 1000"),
-        ({ROPE_4: "linear"}, "rope_scaling must be an object, not 'linear'"),
-        (
-            {**QWEN2, "layer_types": [SLIDING] * 2},
-            "sliding_attention, but use_sliding_window is off",
-        ),
-        ({**QWEN2, "layer_types": [SLIDING]}, "layer_types names 1 layers of 2"),
-        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive integer .*, not 0"),
-        (
-            {**MISTRAL, "layer_types": [SLIDING, FULL]},
-            "Mistral.* must be sliding_attention in every",
-        ),
-        (
-            {**SMOLLM3, "no_rope_layers": [1, 2]},
-            r"must be 0 or 1 for each of 2 layers, not \[1, 2\]",
-        ),
-        (
-            {**GEMMA2, "sliding_window": None},
-            "sliding_window must be a positive integer .*, not None",
-        ),
-        (
-            {**GEMMA2, "attn_logit_softcapping": 0},
-            "attn_logit_softcapping must be a positive number",
-        ),
-        (
-            {**GEMMA2, "final_logit_softcapping": "30"},
-            "softcapping must be a positive number, not '30'",
-        ),
-        (
-            {**GEMMA2, "query_pre_attn_scalar": None},
-            "query_pre_attn_scalar must be a positive number",
-        ),
-        (
-            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": None},
-            "residual_multiplier must be a positive number, not None",
-        ),
-        ({**GEMMA2, "hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
+        ({**QWEN2, "layer_types": [SLIDING] * 2}, "but use_sliding_window is off"),
+        ({**MISTRAL, "layer_types": [SLIDING, FULL]}, "must be sliding_attention in every"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
-        (
-            {**GEMMA3, "rope_parameters": {"rope_type": "linear"}},
-            "rope_parameters 'rope_type' is not",
-        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config.from_hf({**HF, **change})
-
-
-SHIPPED = json.loads(
-    Path(transformer.__file__).with_name("checkpoints").joinpath("sloppy/config.json").read_text()
-)
-LISTS = {name: list(factors) for name, factors in PAIRS.items()}
-EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
-ROPE_KEYS = [
-    *ROPES["yarn, mscale"],
-    *LLAMA3,
-    *PAIRS,
-    "rope_type",
-    "rope_theta",
-    "theta",
-    "truncate",
-]
-MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
-MORE_KEYS += ["num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"]
-MORE_KEYS += ["mlp_only_layers", "decoder_sparse_step", "norm_topk_prob", "swiglu_limit"]
-MORE_KEYS += ["quantization_config", "partial_rotary_factor", "original_max_position_embeddings"]
-MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
-MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
-MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]
-
-
-@pytest.mark.parametrize("family", [name.removesuffix("ForCausalLM") for name in FAMILIES])
-def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
-    """Nothing else is raised, and a config that was accepted has a table of rotations."""
-    sound = {**SHIPPED, "architectures": [f"{family}ForCausalLM"], "use_sliding_window": True}
-    changes = [{key: value} for key in [*sound, *MORE_KEYS] for value in EXTREMES]
-    changes += [
-        {ROPE_4: {**scaling, key: value}}
-        for scaling in (YARN, LLAMA3, {}, {**LONGROPE, **LISTS}, DYNAMIC)
-        for key in ROPE_KEYS
-        for value in EXTREMES
-    ]
-    outcomes = set()
-    for change in changes:
-        try:
-            config = Config.from_hf({**sound, **change})
-        except ValueError as error:
-            assert "\n" not in str(error)
-            outcomes.add("refused")
-        else:
-            for rope in {*config.ropes_at(1), *config.ropes_at(config.max_positions)} - {None}:
-                rotary_table(rope, config.head_dim, 4, torch.device("cpu"), torch.float32)
-            outcomes.add("accepted")
-    assert outcomes == {"refused", "accepted"}
-
-
-@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
-def test_a_longer_rotary_table_begins_with_the_bits_of_a_shorter_one(parameters):
-    rope, device = Rope(**parameters), torch.device("cpu")
-    whole = rotary_table(rope, 64, 1000, device, torch.float32)
-    for length in (1, 2, 3, 64, 777):
-        shorter = rotary_table(rope, 64, length, device, torch.float32)
-        assert torch.equal(shorter, whole[:length]), length
-
-
-def test_gelu_of_the_first_gemma_is_its_tanh_form():
-    """As transformers reads it; elsewhere this word is refused."""
-    gemma = {**HF, "architectures": ["GemmaForCausalLM"]}
-    assert Config.from_hf({**gemma, "hidden_act": "gelu"}) == Config.from_hf(gemma)
-    assert Config.from_hf(gemma).activation == "gelu_tanh"
-    with pytest.raises(ValueError, match="activation 'gelu' is not supported"):
-        Config.from_hf({**HF, "hidden_act": "gelu"})

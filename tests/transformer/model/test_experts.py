@@ -1,6 +1,5 @@
 """A mixture of experts against each expert by itself: values, gradients, the grouped product."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,10 @@ from torch import nn
 
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.helpers.models.family_checkpoints import attention
-from transformer.model import experts, fused
-from transformer.model.cache import KVCache
+from transformer.model import experts
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
 from transformer.model.experts import MixtureOfExperts, grouped
-from transformer.model.layers import FeedForward
 
 CONFIG = Config(
     vocab_size=97,
@@ -79,28 +76,6 @@ def test_values_and_gradients_are_those_of_the_definition(normed, bias):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_only_some_layers_have_experts():
-    parts = [type(layer.mlp) for layer in make_model().model.layers]
-    assert parts == [MixtureOfExperts, FeedForward, MixtureOfExperts]
-
-
-def test_an_expert_that_no_token_takes_has_no_gradient():
-    mixture = make_model().model.layers[0].mlp
-    x = torch.randn(1, 1, 48, dtype=torch.float64)
-    taken = set(mixture.route(x[0])[1].flatten().tolist())
-    mixture(x, nn.Identity()).sum().backward()
-    moved = {e for e, weight in enumerate(mixture.experts.down_proj.grad) if weight.abs().max() > 0}
-    assert moved == taken and len(taken) == 2
-
-
-@pytest.mark.parametrize("chunks", [[12], [1] * 12, [5, 1, 6]], ids=str)
-def test_a_cache_gives_the_same_logits(chunks):
-    model, tokens = make_model().requires_grad_(False), torch.randint(97, (3, 12))
-    cache = KVCache(model.config, 3, 12, dtype=torch.float64)
-    logits = torch.cat([model(part, cache) for part in tokens.split(chunks, dim=1)], 1)
-    torch.testing.assert_close(logits, model(tokens), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ends", [[0, 4, 4, 9, 13], [13] * 5, [0, 0, 0, 0, 13]], ids=str)
 def test_the_grouped_product_of_torch_is_ours(monkeypatch, dtype, ends):
@@ -120,63 +95,4 @@ def test_the_grouped_product_of_torch_is_ours(monkeypatch, dtype, ends):
         assert Accuracy(*errors, rounding).ok, errors
 
 
-def test_autocast_multiplies_in_its_dtype():
-    model, tokens = make_model(torch.float32), torch.randint(97, (2, 9))
-    seen = []
-    layer = model.model.layers[0].mlp.experts
-    layer.register_forward_hook(lambda module, given, found: seen.append(found.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(tokens).sum().backward()
-    assert seen == [torch.bfloat16] and layer.down_proj.grad.dtype == torch.float32
-
-
-def test_a_copy_computes_the_same():
-    model, tokens = make_model(torch.float32), torch.randint(97, (2, 9))
-    assert torch.equal(copy.deepcopy(model)(tokens), model(tokens))
-
-
-def test_a_new_model_has_small_weights_in_all_experts():
-    torch.manual_seed(0)
-    for name, parameter in Transformer(replace(CONFIG, num_experts=64)).named_parameters():
-        if ".experts." in name:
-            std = 0.02 if "gate_up" in name else 0.02 / 6**0.5
-            assert parameter.std().item() == pytest.approx(std, rel=0.05), name
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"experts_per_token": 6}, "a token cannot take 6 of 5 experts"),
-        ({"experts_per_token": 0}, "experts_per_token must be a positive integer"),
-        ({"expert_size": 2**21}, "expert_size must be a positive integer up to"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        replace(CONFIG, **change)
-
-
-def test_experts_are_not_fused():
-    assert fused.unsupported(CONFIG) == "mixtures of experts are not fused"
-    with pytest.raises(ValueError, match="mixtures of experts are not fused"):
-        Transformer(CONFIG, kernels="fused")
-
-
 # On a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_gpu_computes_what_fp64_computes(dtype):
-    """In one product on data-centre GPUs, without waiting for the device; elsewhere in a loop."""
-    exact = make_model(hidden_size=64, head_dim=64).requires_grad_(False)
-    plain, ours = copy.deepcopy(exact).to(dtype), copy.deepcopy(exact).to("cuda", dtype)
-    tokens = torch.randint(97, (2, 30))
-    expected = exact(tokens)
-    errors = [
-        (x.double().cpu() - expected).abs().max().item()
-        for x in (ours(tokens.cuda()), plain(tokens))
-    ]
-    assert Accuracy(*errors, torch.finfo(dtype).eps * expected.abs().max().item()).ok, errors
-    one = dtype == torch.bfloat16 and torch.cuda.get_device_capability()[0] in (9, 10)
-    assert ours.waits_for_device != one

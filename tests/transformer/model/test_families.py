@@ -2,31 +2,30 @@
 
 import functools
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.helpers import ROOT
 from tests.helpers.models.family_checkpoints import (
     CHECKPOINTS,
     EAGER,
     FAMILIES,
     WINDOW,
+    Numbers,
     as_transformers_4,
     assert_same_logits,
     attention,
     make_checkpoint,
     make_tokens,
 )
-from transformer.generation.engine import EngineOptions, generate
+from transformer.generation.engine import generate
 from transformer.model.cache import KVCache
-from transformer.model.decoder import Transformer
-from transformer.model.families.family import FAMILIES as ARCHITECTURES
 from transformer.model.weights import load_config, load_model, save_model
 
 HALF_ULP = 2.0**-9  # one rounding to bf16, relative
+# Families whose norms, experts, multipliers or scalings round at a place of their own.
+ROUNDED = ("qwen 3", "olmo 3", "gemma 3", "gpt-oss", "qwen 3 moe", "granite", "phi 4 mini")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,27 @@ def theirs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_logits_are_those_of_transformers(theirs, name):
+def test_a_checkpoint_is_the_same_model_to_transformers(theirs, name, tmp_path):
+    """Its logits; its config.json as transformers 4 wrote it; what we write. Also where two classes
+    there have the same parts, as Mistral without a window and Llama.
+    """
+    transformers = pytest.importorskip("transformers")
     folder, model = theirs(name)
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    assert_same_logits(load_model(folder, attention), model)
+    ours = load_model(folder, attention)
+    assert_same_logits(ours, model)
+
+    older = as_transformers_4(json.loads((folder / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert load_config(tmp_path) == load_config(folder)
+
+    save_model(ours, tmp_path, torch.float32)
+    assert load_config(tmp_path) == load_config(folder)
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True, **EAGER
+    )
+    assert not any(report.values()), report
+    assert_same_logits(load_model(tmp_path, attention), again, lengths=[40])
 
 
 def assert_within_budget(actual, plain, exact, experts=False):
@@ -62,7 +78,7 @@ def assert_within_budget(actual, plain, exact, experts=False):
         assert accuracy.ok, f"{of_token.__name__}: {accuracy}"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ROUNDED)
 def test_bf16_is_as_accurate_as_transformers(theirs, name):
     """Both are compared with the fp64 model; ours may have twice their error, and its rounding."""
     folder, model = theirs(name)
@@ -77,13 +93,7 @@ def test_bf16_is_as_accurate_as_transformers(theirs, name):
     assert_within_budget(actual, plain, exact)
 
 
-class Numbers:
-    """A tokenizer whose texts are lists of tokens."""
-
-    def decode(self, tokens):
-        return "".join(f"{token} " for token in tokens)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_answers_are_those_of_transformers(theirs, name):
     """Token for token, alone and beside shorter and longer prompts, past the end of a window."""
@@ -107,75 +117,6 @@ def test_greedy_answers_are_those_of_transformers(theirs, name):
     assert answers(prompts) == expected
     assert answers(prompts[1:2]) == expected[1:2]
     assert sum(len(set(answer)) for answer in expected) > 20  # they do not say one thing only
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_config_of_transformers_4_gives_the_same_model(theirs, name, tmp_path):
-    folder, _ = theirs(name)
-    older = as_transformers_4(json.loads((folder / "config.json").read_text()))
-    (tmp_path / "config.json").write_text(json.dumps(older))
-    assert load_config(tmp_path) == load_config(folder)
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_what_we_write_is_the_same_model_to_both(theirs, name, tmp_path):
-    """Also where two classes there have the same parts, as Mistral without a window and Llama."""
-    transformers = pytest.importorskip("transformers")
-    folder, model = theirs(name)
-    ours = load_model(folder, attention)
-    save_model(ours, tmp_path, torch.float32)
-    assert load_config(tmp_path) == load_config(folder)
-    again, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, output_loading_info=True, **EAGER
-    )
-    assert not any(report.values()), report
-    assert_same_logits(load_model(tmp_path, attention), model, lengths=[40])
-    assert_same_logits(ours, again, lengths=[40])
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_every_switch_matters(theirs, name):
-    """What the tests above would not notice if it were missing, they would not test."""
-    folder, _ = theirs(name)
-    model, tokens = load_model(folder, attention), make_tokens(40)
-    config, weights = model.config, model.state_dict()
-    off = {
-        "norm_plus_one": False,
-        "scaled_embeddings": False,
-        "query_pre_attn_scalar": None,
-        "scores_softcap": None,
-        "logits_softcap": None,
-        "layer_ropes": (),
-        "swiglu_limit": config.swiglu_limit and 2 * config.swiglu_limit,
-    }
-    if config.swiglu_limit is None:
-        off["activation"] = "gelu_tanh" if config.activation == "silu" else "silu"
-    changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
-    if config.num_experts:
-        changes += [{"normed_routing": not config.normed_routing}]
-        changes += [{"experts_per_token": config.experts_per_token - 1}]
-    ropes = config.ropes_at(1)
-    for rope in set(ropes) - {None}:
-        other = replace(rope, theta=rope.theta / 2)
-        changes.append({"layer_ropes": tuple(other if r == rope else r for r in ropes)})
-    if windows := config.layer_windows:
-        changes += [
-            {"layer_windows": tuple(window and window + by for window in windows)} for by in (-1, 1)
-        ]
-        changes += [{"layer_windows": windows[::-1]}] if windows != windows[::-1] else []
-    assert ("windows" in name) <= bool(windows)
-    with torch.no_grad():
-        expected = model(tokens)
-        for change in changes:
-            with torch.device("meta"):
-                other = Transformer(replace(config, **change), attention)
-            other.load_state_dict(weights, assign=True)
-            assert (other(tokens) - expected).abs().max() > 1e-3, change
-
-
-def test_the_page_on_checkpoints_names_every_family():
-    page = (ROOT / "docs/use/models.md").read_text(encoding="utf-8")
-    assert all(f"`{architecture}`" in page for architecture in ARCHITECTURES)
 
 
 # On a GPU
@@ -209,24 +150,3 @@ def test_bf16_on_a_gpu_is_as_accurate_as_transformers(theirs, on_gpu, name):
             for other in (load(dtype=torch.float64), load(dtype=torch.bfloat16))
         )
     assert_within_budget(actual, plain, exact, experts=ours.config.num_experts > 0)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_graph_says_what_launches_say_in_every_family(on_gpu, name):
-    model = on_gpu(name)
-    prompts = [make_tokens(length, batch=1)[0].tolist() for length in (3, WINDOW + 9, 1, 30)]
-    launched, replayed = (
-        [
-            completion.tokens
-            for completion in generate(
-                model,
-                Numbers(),
-                prompts,
-                max_tokens=60,
-                engine=EngineOptions(cuda_graph=cuda_graph),
-            )[0]
-        ]
-        for cuda_graph in (False, True)
-    )
-    assert replayed == launched

@@ -1,12 +1,10 @@
 """Names of the hub: what is downloaded, what is said when it cannot be. No test needs a network."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from transformer.model.weights import MADE_BY, CheckpointError, DownloadError, find_checkpoint
-from transformer.rl.recipes import RECIPES
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 NAME = "somebody/some-model-0.5B"
@@ -14,9 +12,7 @@ NAME = "somebody/some-model-0.5B"
 # File of a repository -> whether it is needed.
 REPOSITORY = {
     "config.json": True,
-    "generation_config.json": True,
     "tokenizer.json": True,
-    "tokenizer_config.json": True,
     "chat_template.jinja": True,
     "model.safetensors": True,
     "model.safetensors.index.json": True,
@@ -24,8 +20,6 @@ REPOSITORY = {
     "consolidated.safetensors": False,  # Mistral's: the same weights once more
     "pytorch_model.bin": False,
     "modeling_own.py": False,
-    "README.md": False,
-    "original/consolidated.00.pth": False,
     "original/params.json": False,
     "onnx/model.safetensors": False,
 }
@@ -48,11 +42,6 @@ def download(monkeypatch):
         return calls
 
     return replace
-
-
-def http_error(kind):
-    """An error of the hub as its client raises it, whatever HTTP library that uses."""
-    return kind.__new__(kind, "401 Client Error")
 
 
 def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch, download):
@@ -95,19 +84,9 @@ def test_what_is_no_name_is_not_asked_for(download, name):
 def test_a_run_that_is_not_there_is_not_asked_for(download, name, command, tmp_path, monkeypatch):
     calls = download("elsewhere")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError) as refused:
+    with pytest.raises(FileNotFoundError, match=rf"no checkpoint folder {name}; .* {command} make"):
         find_checkpoint(name)
-    assert str(refused.value) == (
-        f"there is no checkpoint folder {name}; python -m {command} makes it"
-    )
     assert calls == []
-
-
-def test_every_recipe_begins_with_a_model_that_somebody_makes():
-    models = {settings["model"] for settings in RECIPES.values() if "model" in settings}
-    assert models <= MADE_BY.keys()
-    recipes = [command.split()[-1] for command in MADE_BY.values() if "--recipe" in command]
-    assert set(recipes) <= RECIPES.keys()
 
 
 def test_the_folder_of_a_run_points_at_its_checkpoint(tmp_path):
@@ -125,43 +104,24 @@ def test_the_folder_of_a_run_points_at_its_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "kind, sentence",
     [
-        (
-            "GatedRepoError",
-            f"{NAME} is gated: accept its terms at https://huggingface.co/{NAME} and",
-        ),
+        ("GatedRepoError", f"{NAME} is gated: accept its terms at https://huggingface.co/{NAME}"),
         ("RepositoryNotFoundError", f"neither a checkpoint folder {NAME} nor such a model on the"),
-        (
-            "LocalEntryNotFoundError",
-            f"{NAME} could not be downloaded .* cache, .*HF_HOME.* folder",
-        ),
     ],
 )
 def test_errors_of_the_hub_say_what_helps(download, kind, sentence):
-    download(http_error(getattr(huggingface_hub.errors, kind)))
+    kind = getattr(huggingface_hub.errors, kind)
+    download(kind.__new__(kind, "401 Client Error"))  # whatever HTTP library the client uses
     with pytest.raises(DownloadError, match=sentence) as refused:
         find_checkpoint(NAME)
     assert "\n" not in str(refused.value)
-
-
-def test_a_broken_connection_is_one_sentence(download):
-    download(RuntimeError("peer closed connection\nfor more information see the manual"))
-    with pytest.raises(DownloadError, match="works without a network: peer closed connection$"):
-        find_checkpoint(NAME)
-
-
-def test_without_the_client_its_installation_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DownloadError, match="pip install huggingface_hub"):
-        find_checkpoint(NAME)
 
 
 def test_offline_the_cache_answers(tmp_path, monkeypatch):
     """The layout of the hub's cache is documented, and other programs fill it as well."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DownloadError, match=f"^{NAME} could not be downloaded") as refused:
+    with pytest.raises(DownloadError, match=f"^{NAME} could not be downloaded.*{tmp_path}"):
         find_checkpoint(NAME)
-    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
     cached = tmp_path / f"models--{NAME.replace('/', '--')}"
     snapshot = cached / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from tests.helpers.models.family_checkpoints import LONGROPE_BEGINS, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import (
+    LONGROPE_BEGINS,
+    Numbers,
+    attention,
+    make_checkpoint,
+)
 from transformer.generation.engine import GREEDY, Kept, generate
-from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
@@ -19,13 +23,6 @@ TYPES = {
     "longrope": {"short_factor": (1.0,) * 4, "long_factor": (1.0, 2.0, 4.0, 8.0)},
     "dynamic": {},
 }
-
-
-class Numbers:
-    """A tokenizer whose texts are lists of tokens."""
-
-    def decode(self, tokens):
-        return "".join(f"{token} " for token in tokens)
 
 
 @pytest.fixture(params=TYPES)
@@ -83,12 +80,6 @@ def test_a_conversation_that_grows_too_long_is_read_again(model):
     assert all(reused)
 
 
-def test_kept_keys_are_used_while_they_turn_alike(model):
-    for capacities, count in (((9, 16), 6), ((9, 17), 0), ((17, 17), 6)):
-        old, new = (KVCache(model.config, 1, n, dtype=torch.float64) for n in capacities)
-        assert Kept(list(range(8)), old).move_to(new, [*range(6), 90, 91]) == count
-
-
 def test_rollouts_of_texts_that_are_too_long_are_refused(model):
     class Policy:
         def encode(self, problem):
@@ -96,10 +87,6 @@ def test_rollouts_of_texts_that_are_too_long_are_refused(model):
 
     with pytest.raises(ValueError, match="beyond 16 tokens .* of 10 tokens leaves 6 for max_toke"):
         roll_out(Policy(), model, ["a problem"], 2, max_tokens=7, sampling=GREEDY)
-
-
-def test_part_of_a_head_is_not_fused(model):
-    assert "parts of heads" in fused.unsupported(model.config)
 
 
 @pytest.mark.parametrize("name", ["phi 3, longrope", "phi 4 mini"])

@@ -82,20 +82,11 @@ def test_it_is_saved_in_bf16(folders, tmp_path):
     assert all(torch.equal(again[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    "damage, sentence",
-    [
-        (lambda x: x[..., :8].contiguous(), r"1 missing \(.*gate_up_proj\); 2 unexpected"),
-        (lambda x: x.to(torch.int16), r"1 missing \(.*gate_up_proj\); 2 unexpected"),
-        (lambda x: x[:, :-2].contiguous(), r"1 missing \(.*gate_up_proj\); 2 unexpected"),
-    ],
-    ids=["half", "dtype", "rows"],
-)
-def test_damaged_blocks_are_refused(folders, tmp_path, damage, sentence):
+def test_damaged_blocks_are_refused(folders, tmp_path):
     made, _ = folders
     tensors = load_file(made / WEIGHTS)
     name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
-    save_file({**tensors, name: damage(tensors[name])}, tmp_path / WEIGHTS)
+    save_file({**tensors, name: tensors[name][..., :8].contiguous()}, tmp_path / WEIGHTS)
     (tmp_path / "config.json").write_text((made / "config.json").read_text())
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(CheckpointError, match=r"1 missing \(.*gate_up_proj\); 2 unexpected"):
         load_model(tmp_path, attention)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
 from transformer.generation import batch
-from transformer.generation.batch import pad_left, prefill
+from transformer.generation.batch import prefill
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
@@ -34,8 +34,7 @@ def fill(cache):
         cache.pools[layer] = torch.full_like(pool, 1e3)
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 16, 200])
-@pytest.mark.parametrize("chunk", [10**6, 20], ids=["whole", "chunks"])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 10**6), (3, 20), (200, 20)])
 def test_pages_give_the_logits_of_a_rectangle(model, paged_model, page_size, chunk):
     prompts = [*PROMPTS, LONG]
     steps = torch.randint(CONFIG.vocab_size, (5, len(prompts), 1))
@@ -55,9 +54,8 @@ def test_pages_give_the_logits_of_a_rectangle(model, paged_model, page_size, chu
     assert paged.lengths.tolist() == rectangle.lengths.tolist()
 
 
-@pytest.mark.parametrize("version", ["fa2"])
-def test_the_kernels_follow_the_table(folder, model, version, device):
-    attend = partial(flash_versions.attention, version=version)
+def test_the_kernels_follow_the_table(folder, model, device):
+    attend = partial(flash_versions.attention, version="fa2")
     paged_model = load_model(folder, attend, torch.device(device))
     cache = PagedKVCache(CONFIG, 2, 24, device, page_size=4)
     prompts = [PROMPTS[0], PROMPTS[1]]
@@ -87,25 +85,17 @@ def answers(model, tokenizer, prompts, sampling=GREEDY, max_tokens=30, **options
     )
 
 
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text, ours.finish_reason) == (
-            theirs.tokens,
-            theirs.text,
-            theirs.finish_reason,
-        )
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-
-
 MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("places, steps", [(None, 1), (3, 1), (2, 16), (1, 5)])
+@pytest.mark.parametrize(
+    "sampling, places, steps", [("greedy", None, 1), ("penalised", 3, 1), ("penalised", 2, 16)]
+)
 def test_a_row_does_not_depend_on_who_had_its_place(
     monkeypatch, model, paged_model, tokenizer, sampling, places, steps
 ):
     """Places are given again, at different times, and each row says what it says in a rectangle."""
+    sampling = SAMPLINGS[sampling]
     expected, _ = answers(model, tokenizer, MANY, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 2
     monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
@@ -126,7 +116,7 @@ def test_a_row_does_not_depend_on_who_had_its_place(
         on_end=ended.__setitem__,
         **options,
     )
-    assert_same(found, expected)
+    assert_same_answers(found, expected, 1e-4)
     assert not options or shown == [completion.text for completion in expected]
     assert [ended[row] for row in range(len(MANY))] == found
     assert statistics.rows == (places or len(MANY))
@@ -134,27 +124,12 @@ def test_a_row_does_not_depend_on_who_had_its_place(
     assert statistics.prompt_tokens == sum(map(len, MANY))
 
 
-def test_memory_is_what_is_stored(monkeypatch, paged_model, tokenizer):
+def test_memory_is_what_is_stored(paged_model, tokenizer):
     """One row in ten is long; and what ended rows held is used again."""
-    caches = []
-
-    class Watched(PagedKVCache):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.most = 0
-            caches.append(self)
-
-        def allocate(self, lengths):
-            super().allocate(lengths)
-            self.most = max(self.most, self.pages_in_use)
-
-    monkeypatch.setattr(batch, "PagedKVCache", Watched)
     prompts = [LONG] + [[65]] * 19
     paged = EngineOptions(page_size=8)
     _, statistics = answers(paged_model, tokenizer, prompts, max_tokens=6, engine=paged, at_once=10)
-    [cache] = caches
     needed = CONTEXT // 8 + 9  # pages: the long row, and one for each of the others
-    assert cache.most <= needed and cache.pages_in_use == 0
     assert statistics.cache_bytes < 1.6 * (needed + 1) * 8 * 2 * 2 * 16 * 4
     assert statistics.cache_bytes < 0.3 * KVCache(CONFIG, 10, CONTEXT).nbytes
 
@@ -191,18 +166,6 @@ def test_a_pool_that_grows_keeps_what_it_holds():
         assert pool.isfinite().all()
 
 
-def test_padded_tokens_go_where_nobody_reads():
-    """The pads of a short row would fill pages that it does not have."""
-    cache = PagedKVCache(CONFIG, 2, 64, page_size=4)
-    _, padding = pad_left([[1, 2], list(range(30))])
-    cache.allocate([2, 30])
-    span = cache.reserve(30, padding)
-    own = cache.table[0, 0].item()
-    assert span.pages[0].tolist() == [own] * 2 + [0] * 26 + [own] * 2
-    assert 0 not in span.pages[1]
-    assert cache.lengths.tolist() == [2, 30]
-
-
 @pytest.mark.parametrize(
     "options, reason",
     [
@@ -214,19 +177,10 @@ def test_padded_tokens_go_where_nobody_reads():
 def test_bad_arguments_are_refused(model, tokenizer, options, reason):
     with pytest.raises(ValueError, match=reason):
         generate(model, tokenizer, [[1]], max_tokens=5, **options)
-
-
-def test_a_cache_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="must hold 1 to 128 tokens"):
-        PagedKVCache(CONFIG, 1, 129)
-    with pytest.raises(ValueError, match="a page must hold at least 1 token, not 0"):
-        PagedKVCache(CONFIG, 1, 12, page_size=0)
     cache = PagedKVCache(CONFIG, 1, 12)
     cache.reserve(10)
     with pytest.raises(ValueError, match="the cache holds 12 tokens and 10 are stored: 3 more"):
         cache.reserve(3)
-    with pytest.raises(ValueError, match="cannot be truncated to -1"):
-        cache.truncate(-1)
 
 
 @pytest.mark.gpu
@@ -246,4 +200,4 @@ def test_a_graph_goes_on_while_rows_come_and_go(folder, tokenizer, sampling, pla
             engine=EngineOptions(page_size=4, cuda_graph=cuda_graph),
             at_once=places,
         )
-        assert_same(found, expected)
+        assert_same_answers(found, expected, 1e-4)

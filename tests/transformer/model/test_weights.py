@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.models.family_checkpoints import assert_same_logits, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import attention, make_checkpoint
 from transformer.model import weights
 from transformer.model.decoder import Config, Transformer
-from transformer.model.rope import Rope
 from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
 
 
@@ -56,41 +55,14 @@ def make_model(config=CONFIG):
     return model
 
 
-@pytest.mark.parametrize(
-    "changes, family",
-    [
-        ({}, "Qwen3"),
-        ({"tied_embeddings": False, "rope": Rope(5e5, "yarn", 4.0, 64)}, "Qwen3"),
-        ({"qk_norm": False, "qkv_bias": True, "head_dim": 16}, "Qwen2"),
-        ({"qk_norm": False, "rope": Rope(1e5, "llama3", 8.0, 64)}, "Llama"),
-    ],
-    ids=["qwen3", "qwen3 yarn", "qwen2", "llama3"],
-)
-def test_transformers_reads_what_we_write(transformers, tmp_path, changes, family):
-    ours = make_model(Config(**{**vars(CONFIG), **changes}))
-    save_model(ours, tmp_path, dtype=torch.float32)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
-    )
-    assert type(theirs).__name__ == f"{family}ForCausalLM"
-    assert not any(report.values()), report
-    assert_same_logits(ours, theirs)
-    assert_same_logits(load_model(tmp_path, attention), theirs)
-
-
 def test_default_is_bf16(tmp_path):
-    model = make_model()
-    save_model(model, tmp_path / "new" / "folder")
-    assert (
-        json.loads((tmp_path / "new/folder/config.json").read_text())["torch_dtype"] == "bfloat16"
-    )
-    loaded = load_model(tmp_path / "new/folder", attention).state_dict()
+    model, folder = make_model(), tmp_path / "new" / "folder"
+    save_model(model, folder)
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    loaded = load_model(folder, attention).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded[name], tensor.bfloat16())
-    assert {path.name for path in (tmp_path / "new/folder").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-    }
 
 
 def test_a_loaded_model_can_be_changed_and_saved_where_it_came_from(tmp_path):
@@ -149,14 +121,6 @@ def _write(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def _folder(name):
-    def replace_by_folder(folder):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return replace_by_folder
-
-
 def _truncate(folder):
     content = (folder / "two.safetensors").read_bytes()
     (folder / "two.safetensors").write_bytes(content[:-100])
@@ -184,28 +148,13 @@ NORM = "model.norm.weight"
 
 DAMAGES = {
     "no folder": (shutil.rmtree, "is not a folder"),
-    "no config": (
-        lambda folder: (folder / "config.json").unlink(),
-        "there is no file .*config.json",
-    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no file .*config.json"),
     "config no json": (_write("config.json", b"{'a': 1}"), "config.json is not valid JSON"),
     "config no text": (_write("config.json", b"\xff\xfe"), "config.json is not UTF-8 text"),
-    "config too deep": (_write("config.json", b'{"a":' + b"[" * 10**5), "nested too deeply"),
-    "config a folder": (_folder("config.json"), "config.json is a folder"),
-    "weights a folder": (_folder("model.safetensors"), "model.safetensors is a folder"),
-    "shard a folder": (_folder("two.safetensors"), "two.safetensors is a folder"),
-    "shard without name": (
-        _edit_json(weights.INDEX, weight_map={"model.norm.weight": ""}),
-        "is a folder; it should be a safetensors file",
-    ),
     "config a list": (_write("config.json", b"[]"), "config.json must hold a JSON object"),
     "architecture": (
         _edit_json("config.json", architectures=["GPT2LMHeadModel"]),
         "config.json: architecture GPT2LMHeadModel is not supported; known are LlamaForCausalLM",
-    ),
-    "rope type": (
-        _edit_json("config.json", rope_scaling={"type": "axial", "factor": 2.0}),
-        "config.json: rope type 'axial' is not supported",
     ),
     "truncated": (_truncate, "two.safetensors is truncated or no safetensors file"),
     "empty file": (_write("one.safetensors", b""), "one.safetensors is truncated or no safet"),
@@ -225,10 +174,6 @@ DAMAGES = {
             lambda tensors: tensors.update({f"extra.{i}": torch.ones(1) for i in range(5)})
         ),
         r"5 unexpected \(extra.0, extra.1, extra.2, ...\)",
-    ),
-    "several": (
-        _edit_tensors(lambda tensors: tensors.update({"other.weight": tensors.pop(NORM)})),
-        rf"1 missing \({NORM}\); 1 unexpected \(other.weight\)",
     ),
     "layer missing": (
         _edit_json("config.json", num_hidden_layers=3),
@@ -270,68 +215,36 @@ def test_harmless_extras_are_accepted(folder):
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-GENERATION, CONFIG_JSON = "generation_config.json", "config.json"
 TOKENIZER_CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
-ADDED = {TOKENIZER: {"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 9, "content": "<e>"}]}}
 
 
 @pytest.mark.parametrize(
-    "files, expected",
+    "generation, config, tokenizer, expected",
     [
-        ({GENERATION: {"eos_token_id": [3, 7]}, CONFIG_JSON: {"eos_token_id": 5}}, (3, 7, 5)),
-        ({GENERATION: {"eos_token_id": 0}, CONFIG_JSON: {"eos_token_id": [5, 0]}}, (0, 5)),
-        ({GENERATION: {}, CONFIG_JSON: {"eos_token_id": 5}}, (5,)),
-        (
-            {
-                GENERATION: {"eos_token_id": [7, 9]},
-                CONFIG_JSON: {"eos_token_id": 1},
-                TOKENIZER_CONFIG: {"eos_token": "<e>"},
-                **ADDED,
-            },
-            (7, 9, 1),
-        ),
-        (
-            {CONFIG_JSON: {"eos_token_id": 5}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
-            (5, 9),
-        ),
-        (
-            {CONFIG_JSON: {"eos_token_id": None}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
-            (9,),
-        ),
-        ({TOKENIZER_CONFIG: {"eos_token": {"content": "<e>"}}, **ADDED}, (9,)),
-        ({TOKENIZER_CONFIG: {}, **ADDED}, ()),
-        ({}, ()),
-    ],
-    ids=[
-        "several",
-        "zero",
-        "config",
-        "all",
-        "two",
-        "tokenizer",
-        "tokenizer object",
-        "none named",
-        "no files",
+        ({"eos_token_id": [3, 7]}, {"eos_token_id": 5}, None, (3, 7, 5)),
+        ({"eos_token_id": 0}, {"eos_token_id": [5, 0]}, None, (0, 5)),
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 1}, {"eos_token": "<e>"}, (7, 9, 1)),
+        (None, {"eos_token_id": 5}, {"eos_token": "<e>"}, (5, 9)),
+        (None, {"eos_token_id": None}, {"eos_token": {"content": "<e>"}}, (9,)),
+        ({}, None, {}, ()),
+        (None, None, None, ()),
     ],
 )
-def test_eos_token_ids(tmp_path, files, expected):
-    for name, data in files.items():
-        (tmp_path / name).write_text(json.dumps(data))
+def test_eos_token_ids(tmp_path, generation, config, tokenizer, expected):
+    added = [{"id": 1, "content": "<s>"}, {"id": 9, "content": "<e>"}]
+    for name, data in (
+        ("generation_config.json", generation),
+        ("config.json", config),
+        (TOKENIZER_CONFIG, tokenizer),
+        (TOKENIZER, None if tokenizer is None else {"added_tokens": added}),
+    ):
+        if data is not None:
+            (tmp_path / name).write_text(json.dumps(data))
     assert eos_token_ids(tmp_path) == expected
 
 
-@pytest.mark.parametrize("given", ["</s>", True, [2, False], 1.5, {"id": 2}], ids=str)
+@pytest.mark.parametrize("given", ["</s>", True, [2, False]], ids=str)
 def test_eos_token_ids_must_be_integers(tmp_path, given):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
     with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of int"):
-        eos_token_ids(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "added", [5, [5], [{"id": 9}], {"<e>": 9}, [{"content": "<e>", "id": "9"}]], ids=str
-)
-def test_damaged_added_tokens_are_refused(tmp_path, added):
-    (tmp_path / TOKENIZER_CONFIG).write_text('{"eos_token": "<e>"}')
-    (tmp_path / TOKENIZER).write_text(json.dumps({"added_tokens": added}))
-    with pytest.raises(CheckpointError, match="tokenizer.json: .* must be"):
         eos_token_ids(tmp_path)

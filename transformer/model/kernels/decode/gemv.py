@@ -195,13 +195,11 @@ def gate_kernel(gate_up, y, outputs, BLOCK: tl.constexpr):
     tl.store(y + token * outputs + output, found, mask=output < outputs)
 
 
-def launch(
-    kernel: Any, arguments: tuple, width: int, rows: int, tile: Tile | None, overlap: bool
-) -> None:
+def launch(kernel: Any, arguments: tuple, width: int, rows: int, overlap: bool) -> None:
     """Launch a kernel of this family on a weight of so many rows of `width`: `arguments`, then the
     constants that all of them share.
     """
-    tile = tile or choose_tile(rows, width)
+    tile = choose_tile(rows, width)
     kernel[(cdiv(rows, tile.rows),)](
         *arguments,
         K=width,
@@ -299,7 +297,6 @@ def linear(
     residual: torch.Tensor | None = None,
     overwrite: bool = False,
     overlap: bool = False,
-    tile: Tile | None = None,
 ) -> torch.Tensor:
     """norm(x) @ weight.T + bias + residual; sums in fp32, rounded once. No gradient.
 
@@ -312,7 +309,6 @@ def linear(
         overwrite: the result may take the residual's place, which saves a copy of it.
         overlap: start before the kernel before is done (compute capability 9.0 and later); the
             weight must not be its output.
-        tile: chosen by the shape if None.
 
     Returns:
         (tokens, N), in x's dtype.
@@ -335,7 +331,7 @@ def linear(
     eps = 0.0 if norm is None else norm.eps
     arguments = (x, weight_of(norm), eps, weight, bias, residual, y, outputs)
     with devices.on_device(x):
-        launch(linear_kernel, arguments, x.shape[1], outputs, tile, overlap)
+        launch(linear_kernel, arguments, x.shape[1], outputs, overlap)
     return y
 
 
@@ -346,7 +342,6 @@ def swiglu(
     *,
     norm: Norm | None = None,
     overlap: bool = False,
-    tile: Tile | None = None,
 ) -> torch.Tensor:
     """silu(gate) * up of norm(x); the other arguments are those of `linear`.
 
@@ -373,5 +368,5 @@ def swiglu(
             return y
         eps = 0.0 if norm is None else norm.eps
         arguments = (x, weight_of(norm), eps, weight, bias, y, outputs)
-        launch(swiglu_kernel, arguments, x.shape[1], 2 * outputs, tile, overlap)
+        launch(swiglu_kernel, arguments, x.shape[1], 2 * outputs, overlap)
     return y

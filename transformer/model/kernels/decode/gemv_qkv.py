@@ -20,7 +20,6 @@ from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import (
     Norm,
-    Tile,
     check,
     first_weights,
     launch,
@@ -187,7 +186,6 @@ def qkv(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     overlap: bool = False,
-    tile: Tile | None = None,
 ) -> torch.Tensor:
     """Project, turn, and write keys and values into the cache. No gradient.
 
@@ -203,7 +201,7 @@ def qkv(
         block_table: (batch, max_pages) int32, the pages of each row, or None.
         norm: of x, or None.
         q_norm: of each query head, or None; `k_norm` of each key head. Both or none.
-        overlap: see `gemv.linear`; so is tile.
+        overlap: see `gemv.linear`.
 
     Returns:
         Queries (batch, tokens / batch, heads, head_dim).
@@ -258,9 +256,9 @@ def qkv(
         if tokens == 1 and q_norm is None and k_norm is None:
             eps = 0.0 if norm is None else norm.eps
             arguments = (x, weight_of(norm), eps, weight, bias, place)
-            launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], tile, overlap)
+            launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], overlap)
             return q
-        projected = linear(x, weight, bias, norm=norm, overlap=overlap, tile=tile)
+        projected = linear(x, weight, bias, norm=norm, overlap=overlap)
         all_heads = heads + 2 * kv_heads
         together = 1 if tokens < MANY_TOKENS else triton.next_power_of_2(all_heads)
         place_kernel[(tokens, cdiv(all_heads, together))](
