@@ -17,6 +17,8 @@ LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.decode.host")
 HOST = LOADED["fa3.hopper.decode.host"]
 LOADED["tiles.wgmma"].available = lambda device: True
 CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
+
+
 @pytest.fixture(autouse=True)
 def one_counter_set(monkeypatch):
     """Counters of the launch before, as a caller finds them."""

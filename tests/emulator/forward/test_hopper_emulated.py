@@ -66,7 +66,9 @@ def test_every_order(version, order):
 def test_the_same_bits_in_every_order(version, monkeypatch):
     request = make_request(*qkv(200, 330, 2, 64, kv_heads=1), causal=True)
     config = small(version, scheduler="dynamic", stages=4, late_wait=True)
-    assert_ok(assess_request(in_every_order(monkeypatch, lambda: attend(version, request)), request))
+    assert_ok(
+        assess_request(in_every_order(monkeypatch, lambda: attend(version, request)), request)
+    )
     again = in_every_order(monkeypatch, lambda: attend(version, request, config))
     assert_ok(assess_request(again, request))
 
