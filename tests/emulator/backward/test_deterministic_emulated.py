@@ -21,7 +21,7 @@ from flash_versions.dispatch.emulator.tma import Store
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator import hopper
-from tests.emulator.hopper import BACKWARD, BACKWARD_PARTS, BackwardConfig, default_backward, qkv
+from tests.emulator.hopper import BACKWARD_PARTS, BackwardConfig, default_backward, qkv
 from tests.helpers.kernels.budget import assert_ok
 
 config, problem = (BACKWARD_PARTS[f"fa3.hopper.backward.{name}"] for name in ("config", "problem"))
@@ -352,7 +352,9 @@ def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, sectio
         assert config.heads_of_section(request, default_backward(request)) == section
 
 
-@pytest.mark.parametrize(("D", "grid"), list(zip((64, 64, 192), list(GRIDS)[1:])), indirect=["grid"])
+@pytest.mark.parametrize(
+    ("D", "grid"), list(zip((64, 64, 192), list(GRIDS)[1:])), indirect=["grid"]
+)
 def test_short_heads_alternate(D, grid):
     """All of them, as on a GPU that has a multiprocessor for each of their tiles."""
     request = random_request(70, 300, 6, 6, D=D)
