@@ -17,16 +17,12 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 def in_turn(names, cases):
     """Each case in one of the orders: the decorator of a test with these parameters and `order`."""
-    parameters = [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), order, id=of(case, order))
-        for case, order in zip(cases, cycle(ORDERS))
-    ]
+    parameters = []
+    for case, order in zip(cases, cycle(ORDERS)):
+        values = case if " " in names else (case,)
+        named_values = "-".join(map(named, (*values, order)))
+        parameters.append(pytest.param(*values, order, id=named_values))
     return pytest.mark.parametrize([*names.split(), "order"], parameters, indirect=["order"])
-
-
-def of(case, order):
-    """The name of a case."""
-    return "-".join(map(named, case if isinstance(case, tuple) else (case,))) + f"-{order}"
 
 
 def in_every_order(monkeypatch, compute):

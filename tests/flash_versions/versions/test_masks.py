@@ -145,6 +145,18 @@ MASKS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("edge", [63, 64, 65, 127, 128])
+def test_intervals_that_end_and_start_beside_a_block(edge, device):
+    """A block of queries that ends with the last query that sees a key, or one before or behind;
+    all keys alike, so that no other key of the block needs the mask.
+    """
+    inputs_ = inputs(192, dtype=torch.float32, heads=1, kv_heads=1, device=device)
+    for name in ("query_ends", "query_starts"):
+        options = {name: torch.full((192,), edge, device=device)}
+        for version in ("fa2", "fa3"):
+            check(version, *inputs_, **options)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_in_the_kernels(name, device):
     """GQA with groups that tiles cut, both passes, within the error budget."""
