@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.emulator import emulator, machine
-from flash_versions.dispatch.emulator.machine import ORDERS, Deadlock, Load
+from flash_versions.dispatch.emulator import machine
+from flash_versions.dispatch.emulator.machine import ORDERS, Load
 from flash_versions.dispatch.emulator.tma import Store
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
@@ -145,16 +145,13 @@ def seen_tiles(request, block_kv, block_q=64):
 CASES = {
     "full": (150, 300, 64, {}),
     "causal": (300, 300, 64, {"causal": True}),
-    "causal, more queries": (450, 300, 64, {"causal": True}),
     "causal, more keys": (130, 500, 64, {"causal": True}),
     "window": (300, 400, 64, {"window": (100, 50)}),
     "window to the left": (300, 300, 64, {"window": (130, None)}),
     "window to the right": (200, 300, 64, {"window": (None, 100)}),
-    "softcap": (200, 300, 64, {"causal": True, "softcap": 5.0}),
     "slopes, sink": (200, 300, 64, {"alibi_slopes": torch.rand(2), "sink": torch.rand(2)}),
     "80 dims": (200, 300, 80, {"causal": True}),
     "two panels": (200, 300, 96, {"causal": True}),
-    "128 dims": (200, 300, 128, {}),
     "halves": (130, 300, 160, {}),
     "a pair": (130, 300, 192, {}),
     "64 keys": (130, 250, 256, {"causal": True}),
@@ -171,7 +168,7 @@ def test_the_order_of_additions(case, grid, order):
     assert dims == {0, 64} if D in (80, 96) else len(dims) * 32 == D or D < 160 or D == 256
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_random_masks(seed, monkeypatch):
     """Lengths, windows and groups at random; several sequences."""
     torch.manual_seed(seed)
@@ -182,16 +179,14 @@ def test_random_masks(seed, monkeypatch):
     check(random_request(M, N, kv_heads * group, kv_heads, batch=2, window=(left, right)))
 
 
-@pytest.mark.parametrize("schedule", [
-    BackwardConfig(early=True), BackwardConfig(block_q=128), BackwardConfig(),
-], ids=["early, two stages", "many queries", "in order"])  # fmt: skip
-def test_every_schedule(schedule, monkeypatch):
+@pytest.mark.parametrize("schedule", [BackwardConfig(early=True), BackwardConfig(block_q=128)])
+def test_other_schedules(schedule, monkeypatch):
     set_grid("three at once, shuffled", monkeypatch)
-    check(random_request(300, 300, causal=True), schedule, block_q=schedule.block_q)
+    check(random_request(200, 300, causal=True), schedule, block_q=schedule.block_q)
 
 
 @pytest.mark.parametrize(
-    ("options", "D"), [({}, 64), ({"causal": True}, 64), ({"causal": True}, 256)]
+    ("options", "D"), [({}, 64), pytest.param({"causal": True}, 256, marks=pytest.mark.slow)]
 )
 def test_the_same_bits(options, D, monkeypatch):
     """In every order, on every grid, and if programs walk from tile to tile: blocks of odd number,
@@ -208,14 +203,6 @@ def test_the_same_bits(options, D, monkeypatch):
         results.append(gradients)
     for result in results[1:]:
         assert all(torch.equal(result[name], results[0][name]) for name in result)
-
-
-def test_without_turns_the_order_is_another(monkeypatch):
-    """So that what is recorded could show it."""
-    set_grid("all at once, backwards", monkeypatch)
-    request = random_request(150, 600)._replace(deterministic=False)
-    recorder = differentiate(request)[2]
-    assert not in_order(recorder, seen_tiles(request, 128))
 
 
 LENGTHS = [70, 0, 300, 1, 129]
@@ -237,7 +224,7 @@ def packed_tiles(q_lengths, k_lengths, causal, block_q=64):
 
 
 @pytest.mark.parametrize(
-    ("grid", "causal"), list(zip(list(GRIDS)[1:], (False, True, False, True))), indirect=["grid"]
+    ("grid", "causal"), list(zip(list(GRIDS)[2:], (False, True))), indirect=["grid"]
 )
 def test_packed_sequences(grid, causal):
     q_lengths, k_lengths = LENGTHS, [100, 40, 260, 0, 150]
@@ -250,7 +237,7 @@ def test_packed_sequences(grid, causal):
     check(request, seen=packed_tiles(q_lengths, k_lengths, causal))
 
 
-@pytest.mark.parametrize("grid", ["one by one, backwards", "eight at once"], indirect=True)
+@pytest.mark.parametrize("grid", ["eight at once"], indirect=True)
 def test_rows_with_lengths_of_their_own(grid):
     lengths = [130, 0, 300, 7]
     request = random_request(100, 310, batch=4, kv_lengths=torch.tensor(lengths), window=(None, 40))
@@ -271,77 +258,31 @@ def test_counters_may_hold_anything_before(monkeypatch):
     check(random_request(200, 300, causal=True))
 
 
-@pytest.mark.parametrize(("block_kv", "block_q"), [(64, 64), (128, 64), (128, 128)])
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_turns_count_the_tiles_behind(left, right, block_kv, block_q):
-    """For lengths and windows at random: a tile's turn at a block is the number of later tiles that
-    `blocks` gives this block to.
-    """
-    n, most = 5000, 12
-    q_length, kv_length = torch.randint(1, 600, (2, n))
-    window_left, window_right = torch.randint(0, 500, (2, n)) * torch.randint(0, 2, (2, n))
-    given = {"q_length": q_length, "kv_length": kv_length}
-    given |= {"window_left": window_left, "window_right": window_right}
-    given = {name: emulator.Tensor(x) for name, x in given.items()}
-    of = SimpleNamespace(
-        **given, LEFT=left, RIGHT=right, EDGE=True, BLOCK_Q=block_q, BLOCK_KV=block_kv
-    )
-    KeyProblem = problem.KeyProblem
-    block = torch.randint(0, 600 // block_q + 1, (n,))
-    adds = []
-    for tile in range(most):
-        key = emulator.Tensor(torch.full((n,), tile * block_kv))
-        begin, _, _, end = KeyProblem.blocks_in_window(of, key, block_kv)
-        adds.append((begin.data <= block) & (block < end.data) & (key.data < kv_length))
-    for tile in range(most):
-        behind = sum(x.long() for x in adds[tile + 1 :]) + torch.zeros(n)
-        key = emulator.Tensor(torch.full((n,), tile * block_kv))
-        found = KeyProblem.tiles_behind(of, key, emulator.Tensor(block)).data
-        assert (found == behind)[adds[tile]].all()
-    assert torch.stack(adds).any(0).float().mean() > 0.3  # and there is something to count
-
-
 PARTED = {  # a head's first tiles see few queries only with a bound on the left
-    "causal": (200, 400, {"causal": True}),
-    "no mask": (200, 260, {}),
-    "a bound on the left": (200, 600, {"window": (100, None)}),
-    "a window": (200, 600, {"window": (150, 0)}),
+    "causal": ("one by one", 200, 400, {"causal": True}),
+    "no mask": ("one by one, backwards", 200, 260, {}),
+    "a bound on the left": ("one by one", 200, 400, {"window": (100, None)}),
+    "a window": ("one by one, backwards", 200, 400, {"window": (150, 0)}),
 }
 
 
-def differentiate_parts(case):
-    """Gradients of groups of 4 in 4 parts are within the budget."""
-    M, N, options = PARTED[case]
+@pytest.mark.parametrize("case", PARTED)
+def test_parts_of_a_head_wait_for_no_later_ticket(case, monkeypatch):
+    """Groups of 4 in 4 parts."""
+    grid, M, N, options = PARTED[case]
+    set_grid(grid, monkeypatch)
     request = random_request(M, N, heads=4, kv_heads=1, **options)
     found, do, _ = differentiate(request, BackwardConfig(stages=2, parts=4))
     assert_ok(assess_request(found, request, do))
 
 
-@pytest.mark.parametrize("name", ["one by one", "one by one, backwards"])
-@pytest.mark.parametrize("case", PARTED)
-def test_parts_of_a_head_wait_for_no_later_ticket(case, name, monkeypatch):
-    set_grid(name, monkeypatch)
-    differentiate_parts(case)
-
-
-def test_parts_that_follow_one_another_lock_with_a_bound_on_the_left(monkeypatch):
-    set_grid("one by one", monkeypatch)
-    host = BACKWARD_PARTS["fa3.hopper.backward.host"]
-    monkeypatch.setattr(host, "heads_of_section", lambda request, config: 1)
-    with pytest.raises(Deadlock):
-        differentiate_parts("a window")
-
-
 @pytest.mark.parametrize(("head_dim", "tokens", "heads", "group", "causal", "section"), [
     (64, 8192, 32, 1, False, 4),
-    (64, 8192, 32, 1, True, 4),
     (128, 8192, 16, 1, True, 2),
     (128, 2048, 16, 4, True, 2),  # parts
     (256, 16384, 8, 4, True, 1),
-    (192, 8192, 10, 1, True, 1),
     (128, 512, 16, 1, False, 33),  # short heads
     (128, 2048, 16, 1, False, 8),
-    (64, 1024, 32, 4, False, 16),
 ])  # fmt: skip
 def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, section):
     """Of 16384 tokens, on a GPU of 132 SMs; the parts of a head count as heads."""
@@ -352,9 +293,7 @@ def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, sectio
         assert config.heads_of_section(request, default_backward(request)) == section
 
 
-@pytest.mark.parametrize(
-    ("D", "grid"), list(zip((64, 64, 192), list(GRIDS)[1:])), indirect=["grid"]
-)
+@pytest.mark.parametrize(("D", "grid"), list(zip((64, 192), list(GRIDS)[2:])), indirect=["grid"])
 def test_short_heads_alternate(D, grid):
     """All of them, as on a GPU that has a multiprocessor for each of their tiles."""
     request = random_request(70, 300, 6, 6, D=D)

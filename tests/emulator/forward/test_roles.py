@@ -44,17 +44,6 @@ A_TILE = ["await", "score", "softmax", "correct", "score", "softmax", "correct",
           "hand over", "await"]  # fmt: skip
 
 
-@pytest.mark.parametrize("role, states", [
-    ("loader", ["claim"]),
-    ("loader", ["claim", "load", "load", "claim"]),
-    ("consumer", A_TILE),
-    ("consumer", A_TILE + A_TILE[1:]),
-    ("storer", ["idle", "store", "idle", "store", "idle"]),
-], ids=str)  # fmt: skip
-def test_what_the_table_allows(role, states):
-    check(role, states)
-
-
 @pytest.mark.parametrize("role, states, step", [
     ("loader", [], "'start' to 'done'"),
     ("loader", ["load", "claim"], "'start' to 'load'"),
@@ -140,18 +129,3 @@ def test_roles_wait_for_each_other(order):
                     assert cycle < when["storer"]["store", tile, c]
                 if state == "await" and tile > 1:  # O of the tile before has left its buffer
                     assert cycle > when["storer"]["store", tile - 2, c]
-
-
-def test_what_has_no_room_is_left_out():
-    """Time stamps of the first tile's first two blocks, none beside them."""
-    request = request_of(200, 330, 3)
-    room = trace.new_stamps(request, SMALL)
-    stamps = room.new_zeros((*room.shape[:2], 1, 2, *room.shape[4:]))
-    o, lse, _ = forward_hopper.forward(request, SMALL, stamps)
-    plain_o, plain_lse, _ = forward_hopper.forward(request, SMALL)
-    assert torch.equal(o, plain_o) and torch.equal(lse, plain_lse)
-    _, _, programs = recorded(request, SMALL)
-    for program, all_events in zip(stamps, programs, strict=True):
-        for role, events in trace.events(program).items():
-            inside = [event[:3] for event in all_events[role] if event[1] < 1 and event[2] < 2]
-            assert sorted(event[:3] for event in events) == sorted(inside) != []

@@ -133,7 +133,7 @@ def test_padded_rows(name, order):
     blocks, too.
     """
     starts, options = PADDED[name]
-    for lengths in ([130, 127, 0, 30, 7], [64, 65, 63, 128, 1]):
+    for lengths in ([130, 127, 0, 30, 7], [64, 65, 63, 128, 1])[: 1 if starts else 2]:
         request, exact, do = padded(lengths, starts, q_length=50, heads=(2, 1), **options)
         for version in VERSIONS:
             assert_right(request, exact, do, version)
@@ -141,7 +141,7 @@ def test_padded_rows(name, order):
 
 @pytest.mark.parametrize("head_dim", [96, 192, 256])
 def test_head_dims_of_padded_rows(head_dim):
-    request, exact, do = padded([100, 0, 30], None, 70, head_dim, causal=True)
+    request, exact, do = padded([100, 0, 30], None, 70, head_dim, (2, 1), causal=True)
     for version in VERSIONS:
         assert_right(request, exact, do, version)
 
@@ -235,13 +235,13 @@ MASKS = {
     "every key is seen": {"query_ends": torch.full((300,), 300)},
     "rows of their own": {"causal": True, "query_starts": torch.randint(150, (2, 300))},
     "softcap, sink, slopes": {
-        **masks.documents(LENGTHS), "softcap": 5.0, "sink": torch.randn(4),
-        "alibi_slopes": torch.rand(4),
+        **masks.documents(LENGTHS), "softcap": 5.0, "sink": torch.randn(2),
+        "alibi_slopes": torch.rand(2),
     },
 }  # fmt: skip
 
 
-def intervals(options, M=300, N=300, head_dim=64, heads=(4, 2), batch=1):
+def intervals(options, M=300, N=300, head_dim=64, heads=(2, 1), batch=1):
     """A request, and what o's gradient is."""
     inputs = qkv(M, N, heads[0], head_dim, heads[1], batch)
     return make_request(*inputs, num_splits=1, **options), torch.randn_like(inputs[0])
@@ -257,7 +257,7 @@ def test_interval_masks(mask, version, order):
 @by_version
 def test_intervals_of_heads_in_every_order(version, order):
     options = {"causal": True, "query_ends": OF_HEADS.expand(2, 2, 300)}
-    request, do = intervals(options, batch=2)
+    request, do = intervals(options, heads=(2, 2), batch=2)
     assert_right(request, request, do, version)
 
 
@@ -277,7 +277,7 @@ def test_intervals_that_end_and_start_beside_a_block(edge):
 @pytest.mark.parametrize("head_dim", [80, 256])
 def test_head_dims_of_intervals(head_dim, version):
     """128 keys in a block or 64, two consumers or three, and the wider kernel of the backward."""
-    request, do = intervals(masks.documents(LENGTHS), head_dim=head_dim, heads=(2, 1))
+    request, do = intervals(masks.documents(LENGTHS), head_dim=head_dim)
     assert_right(request, request, do, version)
 
 
@@ -295,14 +295,14 @@ def test_a_plan_is_one_of_a_window_and_of_lengths():
     planned = masks.plan_mask({"query_ends": torch.tensor([40] * 30 + [100] * 70)})
     ways = [{}, {"causal": True}, {"window": (20, None)}, {"window": (30, None)}, {"causal": True}]
     for options in ways:
-        for queries in (100, 80):
+        for queries in (100, 80)[: 2 if not options else 1]:
             request, do = intervals({**planned, **options}, queries, 100, heads=(1, 1))
             assert_right(request, request, do)
 
 
 def test_tiles_are_planned_anew_for_each_call():
     """Of packed sequences with the same tensors, with a mask and without."""
-    request, do = packed(([130, 70], [130, 70]))
-    for window in ((None, None), (None, 0), (20, 0), (None, None)):
+    request, do = packed(([130, 70], [130, 70]), heads=(1, 1))
+    for window in ((None, None), (None, 0), (None, None)):
         masked = request._replace(window_left=window[0], window_right=window[1])
         assert_packed_right(computed(masked, do), masked, do)
