@@ -19,13 +19,6 @@ LOADED["tiles.wgmma"].available = lambda device: True
 CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
 
 
-@pytest.fixture(autouse=True)
-def one_counter_set(monkeypatch):
-    """Counters of the launch before, as a caller finds them."""
-    counters = torch.zeros(HOST.MOST_COUNTERS, dtype=torch.int32)
-    monkeypatch.setattr(HOST.counters, "take", lambda *given: counters)
-
-
 def in_pages(x, page_size, lengths):
     """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
     is NaN, and the entries of unused pages are those of no page.
@@ -89,10 +82,12 @@ def test_lengths(lengths, shares, page_size, order):
 
 
 @by_order
-def test_every_order(order):
+def test_every_order(order, monkeypatch):
     """One launch after the other with the same counters: a sequence in several shares, several in
     one, pages shorter than a block; and a sequence in more shares than are combined at once.
     """
+    counters = torch.zeros(HOST.MOST_COUNTERS, dtype=torch.int32)
+    monkeypatch.setattr(HOST.counters, "take", lambda *given: counters)
     check(*requests([200, 10, 130, 40], 32, heads=(4, 2)), shares=3)
     check(*requests([700], 32, heads=(4, 2), n=700), shares=11)
 
@@ -215,15 +210,11 @@ def test_what_is_left_to_others(change, sentence):
     assert sentence in HOST.left_to_gathering(requests([70, 80], **change)[0])
 
 
-def test_pages_have_to_fit_the_blocks_of_a_configuration():
-    """Pages of 192 keys are whole blocks of 64 keys, not of 128."""
+def test_what_does_not_fit():
+    """Pages of 192 keys are whole blocks of 64 keys, not of 128; values at another distance."""
     request, _ = requests([150, 1], 192)
-    assert HOST.left_to_gathering(request) is None
     with pytest.raises(ValueError, match="pages of 192 keys.*blocks of 128"):
         HOST.make_plan(request, HOST.DecodeConfig(block_kv=128, programs=1))
-
-
-def test_values_at_another_distance_are_left_to_others():
     request, _ = requests([70, 80])
     other = request._replace(v=request.v.transpose(1, 2).contiguous().transpose(1, 2))
     assert "one common number" in HOST.left_to_gathering(other)
