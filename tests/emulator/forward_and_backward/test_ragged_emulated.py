@@ -119,24 +119,22 @@ def test_nan_stays_in_its_sequence(version, order):
 
 
 # ------------------------------------------------------------------------------- padded rows
-PADDED = {
-    "full": (None, {}), "full, starts": ([0, 64, 5, 30, 3], {}), "causal": (None, {"causal": True}),
-    "causal, starts": ([0, 64, 5, 30, 3], {"causal": True}),
-    "window": (None, {"window": (50, 20)}),
-    "softcap": ([0, 64, 5, 30, 3], {"causal": True, "softcap": 5.0}),
-}  # fmt: skip
+ENDS, OF_BLOCKS, BEGINS = [130, 127, 0, 30, 7], [64, 65, 63, 128, 1], [0, 64, 5, 30, 3]
+PADDED = [
+    (OF_BLOCKS, None, {}), (ENDS, BEGINS, {}), (OF_BLOCKS, None, {"causal": True}),
+    (ENDS, BEGINS, {"causal": True}), (OF_BLOCKS, None, {"window": (50, 20)}),
+    (ENDS, BEGINS, {"causal": True, "softcap": 5.0}),
+]  # fmt: skip
 
 
-@in_turn("name", PADDED)
-def test_padded_rows(name, order):
+@in_turn("lengths starts options", PADDED)
+def test_padded_rows(lengths, starts, options, order):
     """NaN in k and v past `kv_lengths`, and before `kv_starts`, reaches nothing; ends are those of
     blocks, too.
     """
-    starts, options = PADDED[name]
-    for lengths in ([130, 127, 0, 30, 7], [64, 65, 63, 128, 1])[: 1 if starts else 2]:
-        request, exact, do = padded(lengths, starts, q_length=50, heads=(2, 1), **options)
-        for version in VERSIONS:
-            assert_right(request, exact, do, version)
+    request, exact, do = padded(lengths, starts, q_length=50, heads=(2, 1), **options)
+    for version in VERSIONS:
+        assert_right(request, exact, do, version)
 
 
 @pytest.mark.parametrize("head_dim", [96, 192, 256])
@@ -294,10 +292,9 @@ def test_a_plan_is_one_of_a_window_and_of_lengths():
     """Of calls with the same tensors, one after the other; the plan is made once for each."""
     planned = masks.plan_mask({"query_ends": torch.tensor([40] * 30 + [100] * 70)})
     ways = [{}, {"causal": True}, {"window": (20, None)}, {"window": (30, None)}, {"causal": True}]
-    for options in ways:
-        for queries in (100, 80)[: 2 if not options else 1]:
-            request, do = intervals({**planned, **options}, queries, 100, heads=(1, 1))
-            assert_right(request, request, do)
+    for queries, options in [*((100, way) for way in ways), (80, {})]:
+        request, do = intervals({**planned, **options}, queries, 100, heads=(1, 1))
+        assert_right(request, request, do)
 
 
 def test_tiles_are_planned_anew_for_each_call():
