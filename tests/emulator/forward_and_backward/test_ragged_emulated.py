@@ -261,12 +261,14 @@ def test_intervals_of_heads_in_every_order(version, order):
 
 @pytest.mark.parametrize("edge", [63, 64, 65, 127, 128])
 def test_intervals_that_end_and_start_beside_a_block(edge):
-    """A block of queries that ends with the last query that sees a key, or one before or behind;
-    all keys alike, so that no other key of the block needs the mask.
+    """A block of queries that ends with the last query that sees the first 128 keys, or one before
+    or behind; all of these alike, so that no other key of their blocks needs the mask. Each query
+    sees the others.
     """
-    for options in ({"query_ends": torch.full((130,), edge)},
-                    {"query_starts": torch.full((130,), edge)}):  # fmt: skip
-        request, do = intervals(options, 192, 130, heads=(1, 1))
+    of_first = torch.arange(256) < 128
+    for options in ({"query_ends": torch.where(of_first, edge, 192)},
+                    {"query_starts": torch.where(of_first, edge, 0)}):  # fmt: skip
+        request, do = intervals(options, 192, 256, heads=(1, 1))
         for version in VERSIONS:
             assert_right(request, request, do, version)
 
