@@ -91,9 +91,9 @@ MASKS = {
         },
         1,
     ),
-    "packed": ({"cu_seqlens_q": torch.tensor([3, 3, 130, 131, 290]), "causal": True}, 12),
+    "packed": ({"cu_seqlens_q": torch.tensor([3, 3, 180, 181, 290]), "causal": True}, 12),
     "packed, in turns": (
-        {"cu_seqlens_q": torch.tensor([3, 3, 130, 131, 290]), "deterministic": True}, 1,
+        {"cu_seqlens_q": torch.tensor([3, 3, 180, 181, 290]), "deterministic": True}, 1,
     ),
     "lengths": ({"kv_lengths": torch.tensor([250]), "sink": torch.zeros(4)}, 1),
     "starts": ({"kv_starts": torch.tensor([100]), "window": (70, 10)}, 1),
