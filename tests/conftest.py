@@ -22,7 +22,6 @@ from flash_versions.dispatch.replay import graphs, keys, script  # noqa: E402
 
 pytest_plugins = [
     "tests.helpers.shared_gpu",
-    "tests.helpers.slow",
     "tests.helpers.models.tiny_model",
     "tests.helpers.models.tiny_grpo",
 ]

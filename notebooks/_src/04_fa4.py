@@ -680,7 +680,7 @@ measured("timeline")
 # next tile. <!-- key -->*
 #
 # Triton's interpreter cannot run this kernel, as in FA3.
-# `tests/emulator/forward/test_fa4_emulated.py` runs its text in the emulator, with every role as
+# `tests/emulator/forward/test_hopper_emulated.py` runs its text in the emulator, with every role as
 # late as the rules allow, and `tests/emulator/forward/test_roles.py` compares the states that it
 # enters with `roles.py`.
 

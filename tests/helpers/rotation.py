@@ -1,10 +1,8 @@
-"""Which cases of a product run everywhere, and which are slow or wide."""
+"""Which cases of a product run everywhere, and which are wide."""
 
 from itertools import product
 
 import pytest
-
-from flash_versions.dispatch.emulator.machine import ORDERS
 
 
 def named(x) -> str:
@@ -48,28 +46,3 @@ def pairwise(*axes, name=named) -> list:
         )
         for values in product(*map(enumerate, axes))
     ]
-
-
-def in_turn(*axes, pairs=False, name=named) -> list:
-    """Parameters (value, ..., order) of emulations in the orders that hardware may have. `make
-    test` takes the one that has something of the others, and a slow test one of the others, the
-    next case the next of them; the rest is wide. Planted bugs are looked for in every order.
-
-    Args:
-        axes: what is combined; of each all values.
-        pairs: only as `pairwise` combines them.
-        name: what an id says of a value.
-    """
-    mixed, found = "any order", []
-    others = [order for order in ORDERS if order != mixed]
-    for values in product(*map(enumerate, axes)):
-        place = sum(i for i, _ in values)
-        left_out = pairs and place % len(axes[-1])
-        for order in ORDERS:
-            if left_out or order not in (mixed, others[place % len(others)]):
-                marks = pytest.mark.wide
-            else:
-                marks = () if order == mixed else pytest.mark.slow
-            of = *(value for _, value in values), order
-            found.append(pytest.param(*of, id="-".join(map(name, of)), marks=marks))
-    return found

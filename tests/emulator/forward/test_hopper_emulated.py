@@ -1,111 +1,289 @@
-"""FA3's kernel for Hopper without a GPU, in an emulator that is as late as the rules allow."""
+"""The kernels of FA3 and FA4 for Hopper without a GPU, in an emulator that is as late as the rules
+allow.
+"""
 
-from dataclasses import replace
+import math
 
 import pytest
 import torch
 
-from flash_versions.dispatch.autograd.compute import in_vectors, narrowed
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.emulator import emulator as gluon_emulator
-from flash_versions.dispatch.emulator import machine as gluon_machine
-from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa3.ablation import SWITCHES
-from flash_versions.versions.oracle.budget import assess
+from flash_versions.dispatch.sizes import panel_widths
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import varlen_scheduler
-from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
-from tests.helpers.rotation import pairwise, rotated
+from tests.emulator.hopper import (
+    CONFIGS,
+    FORWARD_PARTS,
+    HOSTS,
+    VERSIONS,
+    attend,
+    check,
+    qkv,
+    small,
+)
+from tests.emulator.orders import by_order, in_every_order, in_turn
+from tests.helpers.kernels.budget import assert_ok
 
-LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.host")
-config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
-DTYPES = [torch.float16, torch.bfloat16]
-SMALL = config.HopperConfig(block_kv=64)
-CONFIGS = {
-    "as it is": SMALL,
-    "in order": replace(SMALL, overlap=False),
-    "in order, no turns": replace(SMALL, overlap=False, ping_pong=False),
-    "no turns": replace(SMALL, ping_pong=False),
-    "late wait": replace(SMALL, late_wait=True),
-    "late wait, no turns": replace(SMALL, late_wait=True, ping_pong=False, stages=3),
-    "one Q buffer": replace(SMALL, q_stages=1),
-    "three consumers": replace(SMALL, consumers=3, stages=3),
-    "three consumers in order": replace(SMALL, consumers=3, overlap=False),
-    "aligned tiles": replace(SMALL, block_kv=128),
-    "four stages": replace(SMALL, stages=4),
-    "one stage, in order": replace(SMALL, stages=1, overlap=False),
-    "in order, heads in pairs": replace(SMALL, overlap=False, section=2),
-    "grid": replace(SMALL, scheduler="grid"),
-    "dynamic": replace(SMALL, scheduler="dynamic"),
-    "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
+by_version = pytest.mark.parametrize("version", VERSIONS)
+FP16 = torch.float16
+SEEN_BY_ALL = 2**20
+
+
+def of_both(cases):
+    """Cases of each version."""
+    return [(case, version) for version in VERSIONS for case in cases]
+
+
+def comes_to_hopper(case):
+    """Whether TMA can address a case's tensors, and no other kernel computes it."""
+    inputs, options = case.inputs(torch.bfloat16, "cpu"), case.all_options("cpu")
+    request = in_vectors(make_request(*inputs, **options))
+    return all(x.numel() for x in inputs) and HOSTS["fa3"].left_to_portable(request) is None
+
+
+@in_turn("case version", of_both(filter(comes_to_hopper, CASES)))
+def test_every_case_that_it_takes(case, version, order):
+    dtype = FP16 if version == "fa3" else torch.bfloat16
+    check(version, None, *case.inputs(dtype, "cpu"), **case.all_options("cpu"))
+
+
+# ------------------------------------------------------------------------------- schedules
+@by_order
+@by_version
+def test_every_order(version, order):
+    """Several tiles of each program and more blocks than slots, of which the last one is ragged;
+    few keys, so that there is nothing but the ends of tiles.
+    """
+    check(version, small(version), *qkv(150, 330, 4, 64))
+    check(version, small(version, q_stages=1), *qkv(300, 60, 4, 64))
+    check(version, small(version, q_stages=1), *qkv(150, 200, 4, 64), window=(70, 0))
+
+
+@by_version
+def test_the_same_bits_in_every_order(version, monkeypatch):
+    request = make_request(*qkv(150, 330, 2, 64, kv_heads=1), causal=True)
+    config = small(version, scheduler="dynamic", stages=4, late_wait=version == "fa3")
+    found = in_every_order(monkeypatch, lambda: attend(version, request, config))
+    assert_ok(assess_request(found, request))
+
+
+SCHEDULES = {
+    "as it is": {},
+    "no turns": {"ping_pong": False},
+    "one Q, dynamic": {"q_stages": 1, "scheduler": "dynamic"},
+    "three consumers": {"consumers": 3, "stages": 3},
+    "three consumers, dynamic": {"consumers": 3, "stages": 3, "scheduler": "dynamic"},
+    "aligned tiles": {"block_kv": 128},
+    "four stages": {"stages": 4},
+    "one stage": {"stages": 1, "ping_pong": False},
+    "grid, heads by threes": {"scheduler": "grid", "section": 3},
 }
-by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
+OWN = {
+    "fa3": {
+        "in order": {"overlap": False},
+        "late wait": {"late_wait": True, "stages": 3},
+        "in order, one stage": {"overlap": False, "ping_pong": False, "stages": 1},
+        "in order, three consumers": {"overlap": False, "consumers": 3},
+    },
+    "fa4": {
+        "always rescale": {"threshold": 0.0},
+        "rescale sooner": {"threshold": 4.0},
+        "all by the polynomial": {"eighths": 8},
+        "O in parts": {"o_columns": 64},
+    },
+}
 
 
-@pytest.fixture(autouse=True)
-def small_hopper(monkeypatch):
-    """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
-    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
+@in_turn("name version", [(x, v) for v in VERSIONS for x in (SCHEDULES | OWN[v])])
+def test_every_schedule(name, version, order):
+    """More tiles than programs, ragged at both ends; rows without keys, a window on the left, whose
+    blocks consumers pass over; D of two panels.
+    """
+    config = small(version, **(SCHEDULES | OWN[version])[name])
+    check(version, config, *qkv(200, 330, 2, 64, kv_heads=1))
+    check(version, config, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
+    check(version, config, *qkv(150, 100, 1, 96), causal=True)
 
 
-@pytest.fixture
-def order(request, monkeypatch):
-    """Run a test in an order, named by its parameter."""
-    monkeypatch.setattr(gluon_machine, "order", ORDERS[request.param])
+@pytest.mark.parametrize("programs", [1, 3])
+@by_version
+def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(version, programs, monkeypatch):
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=programs))
+    counters = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setattr(HOSTS["fa3"].counters, "take", lambda device: counters)
+    for _ in range(2):
+        config = small(version, scheduler="dynamic", stages=4)
+        check(version, config, *qkv(300, 60, 3, 64), causal=True)
+        assert counters.tolist() == [0, 0]
 
 
-def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
-    q = torch.randn(batch, M, heads, D, dtype=dtype)
-    k = torch.randn(batch, N, kv_heads or heads, D, dtype=dtype)
-    v = torch.randn(batch, N, kv_heads or heads, D_v or D, dtype=dtype)
-    return q, k, v
-
-
-def attend(schedule, q, k, v, **options):
-    """(o, lse) of the emulated kernel, called as by `attention`."""
-    request = in_vectors(make_request(q, k, v, **options))
-    o, lse, _ = host.forward(request, schedule)
-    return narrowed(o, v), lse
-
-
-def check(schedule, q, k, v, **options):
-    assert_within_budget(*attend(schedule, q, k, v, **options), q, k, v, **options)
-
-
-@pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
-def test_every_case_that_it_takes(case, dtype):
-    inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
-    if not all(x.numel() for x in inputs):
-        pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := host.left_to_portable(in_vectors(make_request(*inputs, **options))):
-        pytest.skip(reason)
-    check(None, *inputs, **options)
-
-
-HEAD_DIMS = [
-    (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (64, 128), (64, 256), (256, 64),
-    (32, 32), (16, 64), (64, 24),
+# ------------------------------------------------------------------------------- head dims
+HEAD_DIMS = [  # of q and k, and of v: one panel, padded, two panels
+    (128, 128), (256, 256), (192, 128), (64, 256), (256, 64), (16, 64), (64, 24), (80, 80),
+    (96, 96), (160, 160), (192, 192), (128, 192), (96, 64), (66, 130),
+]  # fmt: skip
+CU_SEQLENS = torch.tensor([0, 70, 70, 71, 150], dtype=torch.int32)
+OF_DIMS = [
+    {}, {"causal": True}, {"causal": True, "cu_seqlens_q": CU_SEQLENS},
+    {"window": (70, 20), "softcap": 5.0}, {"causal": True, "query_ends": torch.full((150,), 100)},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dims", "dtype"), rotated(HEAD_DIMS, DTYPES))
-def test_head_dims(dims, dtype):
-    D, D_v = dims
-    inputs = qkv(170, 300, 4, D, kv_heads=2, dtype=dtype, D_v=D_v)
-    check(None, *inputs)
-    check(None, *inputs, causal=True)
+@in_turn("place version", of_both(range(len(HEAD_DIMS))))
+def test_head_dims(place, version, order):
+    (D, D_v), options = HEAD_DIMS[place], OF_DIMS[place % len(OF_DIMS)]
+    dtype = FP16 if place % 2 else torch.bfloat16
+    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
+    if "cu_seqlens_q" in options:
+        inputs = [x[0] for x in inputs]
+    check(version, None, *inputs, **options)
 
 
-@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS), indirect=["order"])
-def test_every_switch(name, order):
-    """More tiles than programs, ragged at both ends; rows without keys, a window."""
-    schedule = CONFIGS[name]
-    check(schedule, *qkv(200, 330, 3, 64, kv_heads=1))
-    check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
+@by_order
+@by_version
+def test_panels_in_every_order(version, order):
+    config = small(version, stages=2, o_columns=64)
+    check(version, config, *qkv(192, 160, 2, 160, kv_heads=1))
 
 
+@by_version
+def test_o_leaves_in_parts(version):
+    """Of one panel or two; the last part may be narrower than the buffer, or partly beyond O."""
+    config = small(version, q_stages=1, o_columns=64)
+    for D_v in (144, 200, 256):
+        check(version, config, *qkv(300, 60, 2, 64, D_v=D_v))
+
+
+@by_version
+def test_what_lies_beyond_the_head_dim_is_not_read(version):
+    """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
+    request = make_request(*qkv(100, 100, 2, 72))
+    wide = [torch.full((*x.shape[:3], 80), torch.nan, dtype=x.dtype) for x in request[:3]]
+    q, k, v = (place[..., :72] for place in wide)
+    for narrow, x in zip((q, k, v), request[:3]):
+        narrow.copy_(x)
+    found = attend(version, request._replace(q=q, k=k, v=v))
+    assert_ok(assess_request(found, request))
+
+
+def test_panels_are_the_narrowest_that_hold_a_head_dim():
+    """Against all pairs of powers of two."""
+    powers = [64, 128, 256]
+    pairs = [(x, y) for x in powers for y in (16, 32, 64, 128) if y < x]
+    pairs += [(x,) for x in (32, *powers)]
+    for head_dim in range(1, 257):
+        widths = panel_widths(head_dim)
+        assert widths in pairs
+        assert sum(widths) == min(sum(x) for x in pairs if sum(x) >= head_dim)
+
+
+# ------------------------------------------------------------------------------- masks
+@pytest.mark.parametrize("block_kv", [64, 128])
+@pytest.mark.parametrize("M, N", [(256, 384), (384, 256), (250, 250), (250, 314)])
+def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
+    """Where only a tile's first block is cut by the mask, the others are not masked."""
+    for version, options in zip(VERSIONS, ({"causal": True}, {"window": (None, 128)})):
+        check(version, small(version, block_kv=block_kv), *qkv(M, N, 1, 64), **options)
+
+
+@in_turn("M N cut version", [
+    (400, 400, False, "fa3"), (320, 192, False, "fa4"), (250, 300, True, "fa3"),
+    (250, 282, True, "fa4"),
+])  # fmt: skip
+def test_consumers_that_end_with_a_block(M, N, cut, version, order):
+    """Tiles of three consumers do not divide a block, so consumers end in different ones; but only
+    the first block of each is cut, if its queries end with it.
+    """
+    config = small(version, consumers=3, block_kv=128)
+    for options in ({"causal": True}, {"window": (None, 64)}):
+        inputs = qkv(M, N, 1, 64)
+        constants = HOSTS["fa3"].constants(make_request(*inputs, **options), config)
+        assert (constants["CUT"], constants["UNEVEN"]) == (cut, True)
+        check(version, config, *inputs, **options)
+
+
+MASKS = {
+    "causal": {"causal": True}, "both bounds": {"window": (70, 30)},
+    "softcap": {"window": (100, 50), "softcap": 30.0},
+    "packed": {"causal": True, "cu_seqlens_q": torch.tensor([0, 5, 64, 200, 201, 330]).int()},
+}  # fmt: skip
+
+
+@in_turn("mask version", of_both(MASKS))
+def test_blocks_that_a_consumer_does_not_see(mask, version, order):
+    """Their slots are given back unread; three consumers pass over more of them."""
+    inputs = qkv(330, 330, 2, 64)
+    if mask == "packed":
+        inputs = [x[0] for x in inputs]
+    for switches in ({"stages": 1}, {"consumers": 3, "stages": 3}):
+        check(version, small(version, **switches), *inputs, **MASKS[mask])
+
+
+@by_version
+def test_a_consumer_without_rows_waits_for_a_turn(version):
+    """With one slot of K, for which the consumer that has the turn waits."""
+    q = torch.randn(40, 2, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 380, 2, 64, dtype=torch.bfloat16)
+    ends = {"cu_seqlens_q": torch.tensor([0, 20, 40]), "cu_seqlens_k": torch.tensor([0, 190, 380])}
+    check(version, small(version, stages=1), q, k, v, num_splits=1, **ends)
+
+
+# ------------------------------------------------------------------------------- heads of a group
+GROUPS = {
+    "causal": ({"causal": True}, (4, 1), 4, {}),
+    "window and sink": ({"window": (70, 20), "sink": True}, (8, 2), 4, {}),
+    "softcap": ({"softcap": 3.0}, (6, 1), 2, {"consumers": 3, "stages": 3}),
+    "packed": ({"causal": True, "cu_seqlens_q": [1, 71, 71, 74, 189], "sink": True}, (8, 2), 4, {}),
+    "padded": ({"causal": True, "kv_lengths": [190, 3]}, (16, 1), 16, {}),
+    "intervals": (
+        {"causal": True, "query_ends": [60] * 60 + [150] * 90 + [SEEN_BY_ALL] * 40}, (8, 2), 4, {},
+    ),
+}  # fmt: skip
+
+
+@in_turn("name version", of_both(GROUPS))
+def test_heads_of_a_group_share_tiles(name, version, order):
+    """Their queries lie one behind the other."""
+    options, (heads, kv_heads), of_tile, switches = GROUPS[name]
+    batch = 2 if "kv_lengths" in options or "window" in options else 1
+    inputs = qkv(190, 190, heads, 96 if name == "packed" else 64, kv_heads, batch)
+    if "cu_seqlens_q" in options:
+        inputs = [x[0] for x in inputs]
+    options = {
+        x: torch.tensor(y, dtype=torch.int32) if isinstance(y, list) else y
+        for x, y in options.items()
+    }
+    if "sink" in options:
+        options["sink"] = torch.randn(heads)
+    config = small(version, heads=of_tile, scheduler="dynamic", **switches)
+    check(version, config, *inputs, **options)
+
+
+@pytest.mark.parametrize("options, of_tile", [
+    ({"causal": True}, 4), ({"kv_lengths": [8192]}, 4), ({"window": (100, 0)}, 4),
+    ({"causal": True, "alibi_slopes": [0.5] * 12}, 1),
+], ids=str)  # fmt: skip
+def test_which_share_a_tile_by_default(options, of_tile):
+    q, k = torch.empty(1, 8192, 12, 64), torch.empty(1, 8192, 1, 64)
+    options = {x: torch.tensor(y) if isinstance(y, list) else y for x, y in options.items()}
+    request = make_request(q, k, k, **options)
+    assert CONFIGS["fa3"].default_config(request).heads == of_tile
+
+
+@pytest.mark.parametrize("switches, options, sentence", [
+    ({"heads": 4}, {}, "heads=4 .* 6 query heads to a key head"),
+    ({"heads": 2}, {"alibi_slopes": torch.ones(6)}, "no slope"),
+    ({"heads": 3}, {}, "powers of two"),
+])  # fmt: skip
+def test_what_cannot_share_a_tile(switches, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check("fa3", small("fa3", **switches), *qkv(20, 20, 6, 64, kv_heads=1), **options)
+
+
+# ------------------------------------------------------------------------------- results
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_lse_at_the_address_0(packed, monkeypatch):
     """As a replayed call has it whose caller does not get the LSE."""
@@ -115,6 +293,7 @@ def test_no_lse_at_the_address_0(packed, monkeypatch):
         q, k, v = q[0], k[0], v[0]
         options["cu_seqlens_q"] = torch.tensor([3, 90, 180], dtype=torch.int32)
     request = make_request(q, k, v, **options)
+    host = HOSTS["fa3"]
     expected, lse, _ = host.forward(request)
     nothing = lse.new_empty(0)
     assert lse.data_ptr() and not nothing.data_ptr()
@@ -126,206 +305,77 @@ def test_no_lse_at_the_address_0(packed, monkeypatch):
     assert torch.equal(o, expected)
 
 
-@pytest.mark.parametrize("block_kv", [64, 128])
-@pytest.mark.parametrize("M, N", [(256, 384), (256, 256), (384, 256), (250, 250), (250, 314)])
-def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
-    """Where only a tile's first block is cut by the mask, the others are not masked."""
-    check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 2, 64), causal=True)
-    check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 1, 64), window=(None, 128))
-
-
-@pytest.mark.parametrize(
-    ("M", "N", "heads", "cut"),
-    [(400, 400, 1, False), (250, 314, 1, False), (320, 192, 1, False), (250, 300, 1, True),
-     (250, 282, 1, True), (250, 282, 2, False)],
-)  # fmt: skip
-def test_consumers_that_end_with_a_block(M, N, heads, cut):
-    """Tiles of three consumers do not divide a block, so consumers end in different ones; but only
-    the first block of each is cut, if its queries end with it.
+# ------------------------------------------------------------------------------- FA4: rescaling
+def growing(M, N, block, queries=slice(None)):
+    """q, k and v whose scores grow by 3 or more times 2^8, from block to block of keys as the
+    kernel visits them, the last one first; those of other queries are all the same.
     """
-    schedule = replace(SMALL, consumers=3, block_kv=128, heads=heads)
-    for options in ({"causal": True}, {"window": (None, 64)}):
-        inputs = qkv(M, N, 2, 64, kv_heads=1)
-        constants = host.constants(make_request(*inputs, **options), schedule)
-        assert (constants["CUT"], constants["UNEVEN"]) == (cut, True)
-        check(schedule, *inputs, **options)
+    q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
+    size = 1 + torch.rand(1, M, 2)
+    q[:, queries, :, 0] = size[:, queries]
+    k[..., 0] = (70 * (N - torch.arange(N)) / block)[None, :, None]
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
 
-@pytest.mark.parametrize("variant", SWITCHES)
-def test_every_variant_of_the_ablation(variant):
-    q, k, v = qkv(200, 330, 2, 128, batch=2)
-    request = make_request(q, k, v, causal=True)
-    schedule = replace(config.overlapping_config(request), **SWITCHES[variant])
-    o, lse, _ = host.forward(request, schedule)
-    assert_within_budget(o, lse, q, k, v, causal=True)
+@pytest.fixture
+def raised(monkeypatch):
+    """The rows that were raised, (64,), of each call of `correct`."""
+    found = []
+    kernel = FORWARD_PARTS["fa4.hopper.correction"]
+    correct = kernel.correct
+
+    def noted(acc, alpha):
+        found.append(alpha.data != 1)
+        return correct(acc, alpha)
+
+    monkeypatch.setattr(kernel, "correct", noted)
+    return found
 
 
-OPTIONS = [
-    {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
-    {"softcap": 2.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
-]  # fmt: skip
+@pytest.mark.parametrize("threshold", [0.0, 4.0])
+def test_every_block_raises_the_reference(threshold, raised):
+    check("fa4", small("fa4", threshold=threshold), *growing(100, 300, 64))
+    if threshold > 0:
+        assert len(raised) == 2 * 2 * 5  # heads, consumers, blocks
+        rows = torch.stack(raised).sum(1)
+        assert (rows == 0).sum() == 2 * 2  # a first block sets the reference
+        assert set(rows.tolist()) == {0, 64, 100 - 64}  # the last tile ends in rows of zeros
 
 
-@pytest.mark.parametrize(
-    ("options", "lengths", "D"), pairwise(OPTIONS, [(200, 300), (300, 200)], [64, 128])
-)
-def test_windows_and_softcap(options, lengths, D):
-    check(None, *qkv(*lengths, 2, D, kv_heads=1), **options)
-    check(replace(SMALL, overlap=False), *qkv(*lengths, 2, D, kv_heads=1), **options)
+@pytest.mark.parametrize("D", [64, 96])
+def test_one_row_of_each_warp_raises_it(D):
+    q, k, v = growing(150, 330, 64, torch.arange(150) % 16 == 15)
+    q, k, v = (torch.nn.functional.pad(x, (0, D - 64), value=1.0) for x in (q, k, v))
+    check("fa4", small("fa4"), q, k, v, scale=0.125)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 3])
-@by_order
-def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
-    monkeypatch.setattr(devices, "assumed", Properties(num_sms=programs))
-    counters = torch.zeros(2, dtype=torch.int32)
-    monkeypatch.setattr(host.counters, "take", lambda device: counters)
-    for _ in range(2):
-        check(replace(SMALL, scheduler="dynamic", stages=4), *qkv(300, 100, 3, 64), causal=True)
-        assert counters.tolist() == [0, 0]
+@pytest.mark.parametrize("growth, any_raised", [(7.5, False), (8.5, True)])
+def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
+    """From the second block on nothing grows: it is compared with what the first one set."""
+    q, k, v = growing(64, 128, 64)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, :64, :, 0] = growth
+    check("fa4", small("fa4"), q, k, v, scale=math.log(2))
+    assert torch.stack(raised).any() == any_raised
 
 
-def test_the_same_bits_in_every_order(monkeypatch):
-    inputs = qkv(200, 330, 2, 64, kv_heads=1)
-    schedules = [SMALL, replace(SMALL, scheduler="dynamic", stages=4, late_wait=True)]
+def test_a_row_does_not_depend_on_its_neighbours():
+    """Rows that are not raised are multiplied by 1 or not at all: the same bits."""
     results = []
-    for order in (*ORDERS.values(), ORDERS["any order"]._replace(seed=9)):
-        monkeypatch.setattr(gluon_machine, "order", order)
-        results += [attend(schedule, *inputs, causal=True) for schedule in schedules]
-    for o, lse in results[1:]:
-        assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1])
+    for raising in ([], [41]):
+        torch.manual_seed(0)
+        request = make_request(*growing(64, 300, 64, raising))
+        results.append(attend("fa4", request, small("fa4")).values())
+    others = torch.arange(64) != 41
+    (o, lse), (o_beside, lse_beside) = results
+    assert torch.equal(o[:, others], o_beside[:, others])
+    assert torch.equal(lse[..., others], lse_beside[..., others])
+    assert not torch.equal(o, o_beside)
 
 
-USUAL = (SMALL, 330)  # schedule and number of keys
-V_WAITED = "acc = acc.wait(acc_token)"
-BUGS = {
-    "K is not released": Bug(
-        "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
-    ),
-    "V is not released": Bug(
-        "attend",
-        [("buffers.v.release(before)", "pass")],
-        "produce 2 in .*fill",
-    ),
-    "Q is not released": Bug(
-        "attend", [("buffers.q.release(q_stage)", "pass")], "produce 2 in .*fill",
-    ),
-    "Q is not released in order": Bug(
-        "attend_in_order", [("buffers.q.release(q_stage)", "pass")],
-        "produce 2 in .*fill", (replace(SMALL, overlap=False), 330),
-    ),
-    "K is released while it is read": Bug(
-        # Of a tile's first block: later ones are safe behind the V that is filled before.
-        "attend",
-        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])",
-          "s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)"),
-         ("    buffers.k.release(stage)\n    s = problem",
-          "    buffers.k.release(stage)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
-          "    s = problem")],
-        WRONG,
-    ),
-    "V is released while it is read": Bug(
-        "attend",
-        [(f"{V_WAITED}\n        buffers.v.release(before)",
-          f"buffers.v.release(before)\n        {V_WAITED}")],
-        WRONG,
-    ),
-    "Q is released while it is read": Bug(
-        "attend",
-        [("    buffers.q.release(q_stage)", "    pass"),
-         ("= first_state(problem, buffers)",
-          "= first_state(problem, buffers); buffers.q.release(q_stage)")],
-        WRONG,
-        (replace(SMALL, q_stages=1), 330),
-    ),
-    "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
-        "more arrivals",
-    ),
-    "V is read before it is there": Bug(
-        "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
-    ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
-    "S is read while it is in flight": Bug(
-        "attend", [("_wait(acc.PANELS,", "_wait(acc.PANELS + 1,")], "in flight"
-    ),
-    "the rest of P V is not waited for": Bug(
-        "Output.wait",
-        [("_wait(IN_FLIGHT, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")],
-        "in flight",
-    ),
-    "a slot is filled before it is empty": Bug(
-        "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],
-        "more arrivals",
-    ),
-    "more bytes are expected than are loaded": Bug(
-        "Pipeline.fill",
-        [("desc.block_type.nbytes", "desc.block_type.nbytes + 16")],
-        "consume 0 in .* wait",
-    ),
-    "the phase is not toggled": Bug(
-        "Stage.next", [("self.phase ^ 1, self.phase", "self.phase, self.phase")], "dead-lock"
-    ),
-    "the producer begins with the phase of a consumer": Bug(
-        "Pipeline.fill", [("stage.phase ^ 1", "stage.phase")], "produce 2 in .*fill"
-    ),
-    "a barrier counts one consumer": Bug(
-        "make_pipeline", [("(STAGES, CONSUMERS)", "(STAGES, 1)")], "more arrivals"
-    ),
-    "the turn is not passed on": Bug(
-        "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
-        "consume 1 in .*named_barrier_sync"
-    ),
-    "a turn is waited for at a barrier that the hardware lacks": Bug(
-        "named_barrier_sync", [("TURNS + CONSUMER", "TURNS + 8 + CONSUMER")], "there are 16"
-    ),
-    "nobody begins": Bug(
-        "consume", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
-        "consume 0 in .*named_barrier_sync"
-    ),
-    "the accumulator is not rescaled": Bug(
-        "attend", [("acc = acc.rescaled(alpha)", "pass")], WRONG
-    ),
-    "O is overwritten while it is stored": Bug(
-        "consume", [("tma.store_wait(0)  # of the part before", "pass")], WRONG
-    ),
-    "the last O is not waited for": Bug(
-        "consume", [("\n    tma.store_wait(0)\n", "\n")], "stores in flight"
-    ),
-    "O is stored without a fence": Bug(
-        "consume", [("fence_async_shared()", "pass")], "without fence_async_shared"
-    ),
-    "a claim overwrites one that was not received": Bug(
-        "Scheduler.claim",
-        [("mbarrier.wait(self.empty.index(slot), ((round >> 1) & 1) ^ 1)", "pass")],
-        "consume 0 in .*receive",
-        (replace(SMALL, scheduler="dynamic", stages=4), 60),
-    ),
-    "a claim is not taken": Bug(
-        "Scheduler.receive",
-        [("mbarrier.arrive(self.empty.index(slot), count=1)", "pass")],
-        "produce 2 in .*claim",
-        (replace(SMALL, scheduler="dynamic"), 330),
-    ),
-    "two programs take the same tiles, others none": Bug(
-        "Scheduler.following", [("programs - 1 - program, program", "program, program * 0")], WRONG
-    ),
-}  # fmt: skip
-
-
-def right(case):
-    """Whether the result of a bug's case is."""
-    schedule, keys = case or USUAL
-    inputs = qkv(150, keys, 4, 64)
-    return all(x.ok for x in assess(*attend(schedule, *inputs), *inputs).values())
-
-
-@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
-def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, LOADED.values(), monkeypatch)
-    assert_found(bug, lambda: right(bug.case), monkeypatch)
-
-
-@pytest.mark.parametrize("case", dict.fromkeys(x.case for x in BUGS.values()))
-def test_nothing_is_found_where_no_bug_is(case, monkeypatch):
-    assert list(outcomes(lambda: right(case), monkeypatch)) == ["", "", ""]
+@pytest.mark.parametrize("threshold, eighths, dtype", [
+    (0.0, 1, FP16), (8.0, 2, torch.bfloat16), (4.0, 4, FP16),
+])  # fmt: skip
+def test_threshold_and_share_of_the_polynomial(threshold, eighths, dtype):
+    q, k, v = qkv(150, 330, 2, 64, kv_heads=1, dtype=dtype)
+    check("fa4", small("fa4", threshold=threshold, eighths=eighths), 3 * q, k, v, causal=True)

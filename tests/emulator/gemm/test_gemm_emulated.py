@@ -1,17 +1,19 @@
-"""The matrix product for Hopper without a GPU: emulated, and as late as the rules allow."""
+"""Matrix products for Hopper without a GPU, and those of a norm: emulated, and as late as the rules
+allow.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.emulator import machine as gluon_machine
-from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.emulator import emulator, machine
 from tests.emulator.gemm import products
-from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.helpers.rotation import pairwise, rotated
+from tests.emulator.orders import by_order, in_every_order, in_turn
 from tests.transformer.kernels.test_gemm import assess, formula, operands
+from tests.transformer.kernels.test_rmsnorm_gemm import CONFIGS as NORM_CONFIGS
+from tests.transformer.kernels.test_rmsnorm_gemm import ON_HOPPER, Case
+from tests.transformer.kernels.test_rmsnorm_gemm import multiply as norm_multiply
 
 LOADED = products.load("transformer.model.kernels.gemm.hopper")
 gemm_hopper = LOADED["transformer.model.kernels.gemm.hopper"]
@@ -31,18 +33,6 @@ CONFIGS = {
 FUSIONS = ["", "bias", "residual", "bias residual", "swiglu", "swiglu bias residual"]
 
 
-@pytest.fixture(autouse=True)
-def two_multiprocessors(monkeypatch):
-    """So that programs walk over several tiles."""
-    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
-
-
-@pytest.fixture
-def order(request, monkeypatch):
-    """Run a test in an order, named by its parameter."""
-    monkeypatch.setattr(gluon_machine, "order", ORDERS[request.param])
-
-
 def multiply(config, inputs):
     """C of the emulated kernel, which began as NaN."""
     c = inputs["a"].new_full((len(inputs["a"]), len(inputs["b"])), float("nan"))
@@ -56,27 +46,33 @@ def check(config, *shape, what="", dtype=torch.bfloat16):
     assert accuracy.ok, accuracy
 
 
-@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS), indirect=["order"])
-def test_every_switch(name, order):
+@by_order
+@pytest.mark.parametrize("ping_pong", [False, True])
+def test_every_order(ping_pong, order):
     """More tiles than programs, ragged in every dimension."""
-    check(CONFIGS[name], 300, 200, 200)
-    check(CONFIGS[name], 300, 200, 136, what="bias residual")
+    config = replace(SMALL, ping_pong=ping_pong)
+    check(config, 330, 264, 200)
+    check(config, 330, 264, 136, what="bias residual")
+    check(replace(config, stages=3), 200, 136, 200, what="swiglu")
 
 
-@pytest.mark.parametrize(
-    ("what", "order", "ping_pong"), pairwise(FUSIONS, ORDERS, [False, True]), indirect=["order"]
-)
-def test_every_fusion(what, order, ping_pong):
+@in_turn("name", CONFIGS)
+def test_every_switch(name, order):
+    check(CONFIGS[name], 300, 200, 200, what="residual")
+
+
+FUSIONS = ["", "bias", "residual", "bias residual", "swiglu", "swiglu bias residual"]
+
+
+@in_turn("what ping_pong", [(what, bool(i % 2)) for i, what in enumerate(FUSIONS + FUSIONS[1:2])])
+def test_every_fusion(what, ping_pong, order):
     check(replace(SMALL, ping_pong=ping_pong), 200, 136, 200, what=what)
 
 
-@pytest.mark.parametrize("shape", [
-    (1, 8, 8), (128, 256, 64), (129, 264, 72), (1, 520, 200), (700, 8, 64), (64, 64, 1024),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("ping_pong", [False, True])
-def test_shapes(shape, ping_pong):
-    check(replace(SMALL, ping_pong=ping_pong), *shape, dtype=torch.float16)
-    check(GemmConfig(stages=4, ping_pong=ping_pong), *shape, what="bias")
+@in_turn("shape", [(1, 8, 8), (128, 256, 64), (129, 264, 72), (1, 520, 200), (64, 64, 1024)])
+def test_shapes(shape, order):
+    check(SMALL, *shape, dtype=torch.float16)
+    check(GemmConfig(stages=4), *shape, what="bias")
 
 
 @pytest.mark.parametrize("shape", [(200, 328, 136), (300, 520, 136)], ids=["few", "many"])
@@ -114,133 +110,43 @@ def test_every_tile_once():
 
 def test_the_same_bits_in_every_order(monkeypatch):
     inputs = operands(300, 264, 200, "bias residual")
-    results = []
-    for order in (*ORDERS.values(), ORDERS["any order"]._replace(seed=9)):
-        monkeypatch.setattr(gluon_machine, "order", order)
-        results += [multiply(SMALL, inputs), multiply(replace(SMALL, stages=4), inputs)]
-    assert all(torch.equal(result, results[0]) for result in results[1:])
+    for config in (SMALL, replace(SMALL, stages=4, ping_pong=True)):
+        in_every_order(monkeypatch, lambda c=config: {"c": multiply(c, inputs)})
 
 
-USUAL = (SMALL, "")
-RESIDUAL = (SMALL, "residual")
-PING_PONG = (replace(SMALL, ping_pong=True), "")
-BUGS = {
-    "a slot is not released": Bug(
-        "multiply", [("pipeline.release(before)", "pass")], "produce 2 in"
-    ),
-    "the last slot is not released": Bug(
-        "consume", [("operands.b.release(stage)", "pass")], "produce 2 in"
-    ),
-    "a slot is released while it is read": Bug(
-        "multiply",
-        [("acc = warpgroup_mma_wait(1, deps=[operands.multiply(stage, acc, True, READER)])\n"
-          "        pipeline.release(before)",
-          "token = operands.multiply(stage, acc, True, READER)\n"
-          "        pipeline.release(before)\n"
-          "        acc = warpgroup_mma_wait(1, deps=[token])")],
-        WRONG,
-    ),
-    "the last slot is released while it is read": Bug(
-        "consume",
-        [("acc = warpgroup_mma_wait(0, deps=[acc])\n        operands.b.release(stage)",
-          "operands.b.release(stage)\n        acc = warpgroup_mma_wait(0, deps=[acc])")],
-        WRONG,
-    ),
-    "a slot is read before it is there": Bug(
-        "multiply", [("        pipeline.wait(stage)\n", "")], "more arrivals|" + WRONG
-    ),
-    "the product is not waited for": Bug(
-        "consume", [("_wait(0, deps=[acc])", "_wait(1, deps=[acc])")], "in flight"
-    ),
-    "the first product adds to what was there": Bug(
-        "multiply", [("acc, False, READER", "acc + 1, True, READER")], WRONG
-    ),
-    "a slot is filled before it is empty": Bug(
-        "Operands.load", [("self.b.wait_empty(stage)", "pass")], "more arrivals"
-    ),
-    "one consumer reads the other's rows": Bug(
-        "Operands.multiply", [("self.READERS + READER", "self.READERS")], WRONG
-    ),
-    "up takes the place of the gate": Bug(
-        "Operands.load", [("full, both.index(1)", "full, both.index(0)")], WRONG, (SMALL, "swiglu")
-    ),
-    "a barrier counts one consumer": Bug(
-        "make_operands", [("count=READERS", "count=1")], "more arrivals"
-    ),
-    "a sub-tile is overwritten while it is stored": Bug(
-        "finish", [("tma.store_wait(schedule.BUFFERS - 1)", "pass")], WRONG
-    ),
-    "a sub-tile is stored without a fence": Bug(
-        "finish", [("fence_async_shared()", "pass")], "without fence_async_shared"
-    ),
-    "the last sub-tiles are not waited for": Bug(
-        "consume", [("\n    tma.store_wait(0)\n", "\n")], "stores in flight"
-    ),
-    "the bias of another sub-tile": Bug(
-        "finish", [("columns = column + i * WIDTH +", "columns = column +")], WRONG, (SMALL, "bias")
-    ),
-    "the bias is read past its end": Bug(
-        "finish",
-        [("mask=columns < problem.columns", "mask=columns >= 0")],
-        "load outside",
-        (SMALL, "bias"),
-    ),
-    "a residual is read before it is there": Bug("finish", [("out.wait(stage)", "pass")],
-                                                 f"{WRONG}|more arrivals", RESIDUAL),
-    "a residual is loaded over a sum that is being stored": Bug(
-        "finish", [("                tma.store_wait(1)\n", "")], WRONG, RESIDUAL
-    ),
-    "a buffer is not given back": Bug(
-        "finish",
-        [("            if i == PARTS - 1:\n                tma.store_wait(0)\n"
-          "                out.release(stage)", "            pass")],
-        "fetch 3 in",
-        RESIDUAL,
-    ),
-    "the residual of the wrong consumer": Bug(
-        "fetch", [("stage_out(out, reader,", "stage_out(out, 1 - reader,")], WRONG, RESIDUAL
-    ),
-    "the turn is not passed on": Bug(
-        "consume",
-        [("named_barrier_arrive(CONSUMER, CONSUMERS)\n        acc", "pass\n        acc")],
-        "consume 1 in .*named_barrier_sync",
-        PING_PONG,
-    ),
-    "nobody begins": Bug(
-        "consume",
-        [("named_barrier_arrive(CONSUMER, CONSUMERS)  # consumer 0 begins", "pass")],
-        "consume 0 in .*named_barrier_sync",
-        PING_PONG,
-    ),
-    "both take every tile": Bug("consume", [("stride *= CONSUMERS", "pass")], ".", PING_PONG),
-    "the slots of the other's tile are not skipped": Bug(
-        "consume",
-        [("steps *= CONSUMERS", "pass")],
-        ".",
-        (replace(SMALL, ping_pong=True, stages=3), ""),
-    ),
-    "a tile is left out": Bug(
-        "GemmProblem.num_tiles", [("gl.cdiv(self.rows", "gl.cdiv(self.rows - 128")], WRONG
-    ),
-    "a group is as high as the others at the end": Bug(
-        "GemmProblem.locate", [("gl.minimum(down - first, self.GROUP)", "self.GROUP")], WRONG
-    ),
-}  # fmt: skip
+# ------------------------------------------------------------------------------- of a norm
+products.language.rsqrt = emulator.computed(torch.rsqrt)
+products.language.DistributedLinearLayout = emulator.Layout
+NORM = products.load("transformer.model.kernels.gemm.rmsnorm_hopper")
+norm_gemm = NORM["transformer.model.kernels.gemm.rmsnorm_hopper"].norm_gemm
 
 
-def right(case):
-    """Whether the result of a bug's case is."""
-    config, what = case or USUAL
-    inputs = operands(330, 264, 200, what)
-    return assess(multiply(config, inputs), formula, **inputs).ok
+@pytest.fixture
+def no_fence(monkeypatch):
+    """What a product had in registers has been read when the product is done: no fence is needed
+    behind the load.
+    """
+    monkeypatch.setattr(machine, "loads_need_fences", False)
 
 
-@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
-def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, LOADED.values(), monkeypatch)
-    assert_found(bug, lambda: right(bug.case), monkeypatch)
+def check_norm(config, case):
+    inputs = case.inputs(torch.float16 if case.bias else torch.bfloat16)
+    case.assert_right(norm_multiply(norm_gemm, config, **inputs), **inputs)
 
 
-@pytest.mark.parametrize("case", dict.fromkeys(x.case for x in BUGS.values()))
-def test_nothing_is_found_where_no_bug_is(case, monkeypatch):
-    assert list(outcomes(lambda: right(case), monkeypatch)) == ["", "", ""]
+@by_order
+@pytest.mark.parametrize("name", ["as it is", "A from registers"])
+def test_a_norm_in_every_order(name, order, no_fence):
+    check_norm(NORM_CONFIGS[name], Case(200, 304, 320, bias=True))
+    check_norm(NORM_CONFIGS[name], Case(100, 64, 72, swiglu=True, scale=3.0))
+
+
+@in_turn("name case", list(zip([*NORM_CONFIGS][1:], ON_HOPPER + ON_HOPPER)))
+def test_every_switch_of_a_norm(name, case, order, no_fence):
+    check_norm(NORM_CONFIGS[name], case)
+
+
+def test_a_norm_has_the_same_bits_in_every_order(monkeypatch, no_fence):
+    inputs = Case(200, 304, 256, bias=True).inputs(torch.bfloat16)
+    config = replace(NORM_CONFIGS["A from registers"], stages=3)
+    in_every_order(monkeypatch, lambda: {"y": norm_multiply(norm_gemm, config, **inputs)})

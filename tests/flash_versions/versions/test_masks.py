@@ -140,6 +140,20 @@ MASKS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("edge", [63, 64, 65, 127, 128])
+def test_intervals_that_end_and_start_beside_a_block(edge, device):
+    """A block of queries that ends with the last query that sees the first 128 keys, or one before
+    or behind; all of these alike, so that no other key of their blocks needs the mask. Each query
+    sees the others.
+    """
+    q, k, v = inputs(256, dtype=torch.float32, heads=1, kv_heads=1, device=device)
+    of_first = torch.arange(256, device=device) < 128
+    for options in ({"query_ends": torch.where(of_first, edge, 256)},
+                    {"query_starts": torch.where(of_first, edge, 0)}):  # fmt: skip
+        for version in ("fa2", "fa3"):
+            check(version, q, k, v, **options)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_in_the_kernels(name, device):
     """GQA with groups that tiles cut, both passes, within the error budget."""
