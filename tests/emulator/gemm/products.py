@@ -7,8 +7,8 @@ from unittest.mock import patch
 import torch
 
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import wgmma
 from flash_versions.dispatch.emulator.emulator import Tensor, gl, gluon, module, tensor_of
-from flash_versions.dispatch.emulator.wgmma import complete
 
 
 class Accumulator:
@@ -30,7 +30,7 @@ class Accumulator:
 
 def warpgroup_mma_wait(num_outstanding, deps):
     """The emulator's, but that what is still in flight comes back as an `Accumulator`."""
-    complete(num_outstanding)
+    wgmma.warpgroup_mma_wait(num_outstanding, deps=())
     found = [x.product if isinstance(x, Accumulator) else x for x in deps]
     results = tuple(x.result if x.done else Accumulator(x) for x in found)
     return results[0] if len(results) == 1 else results
