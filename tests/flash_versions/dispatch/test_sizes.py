@@ -35,10 +35,6 @@ def request_of(head_dim: int, rows: int = 4096, dtype=torch.bfloat16, **options)
     return make_request(q, q, q, **options)
 
 
-def tile(config: LaunchConfig) -> tuple[int, int, int]:
-    return config.block_q, config.block_kv, config.num_warps
-
-
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, 512])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_operands_and_accumulators_fit(gpu, head_dim):
