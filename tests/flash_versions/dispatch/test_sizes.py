@@ -8,7 +8,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import (
     KEY_GRADIENTS,
     QUERY_GRADIENT,
-    LaunchConfig,
     backward_config,
     default_config,
 )
