@@ -16,10 +16,7 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import tma as descriptor
-from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches, on_a_gpu
-
-# Python functions of this package that a forward and backward enter, replayed or not.
-MOST_CALLS = {True: 13, False: 142}
+from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
 
 
 @pytest.fixture
@@ -184,11 +181,8 @@ def test_a_description_says_everything():
     assert len({launch.layout(request) for request in compiled}) == len(compiled)
 
 
-@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "ordinary"])
 @pytest.mark.parametrize("name", ["fa3", "fa4"])
-def test_a_warm_call_does_little(name, replayed, launches, monkeypatch):
-    if replayed:
-        on_a_gpu(monkeypatch)
+def test_a_warm_call_decides_nothing_anew(name, launches):
     leaves, entered = inputs(), []
     for _ in range(4):
         step(name, leaves, causal=True)
@@ -203,10 +197,7 @@ def test_a_warm_call_does_little(name, replayed, launches, monkeypatch):
         step(name, leaves, causal=True)
     finally:
         sys.setprofile(None)
-    anew = ("__missing__", "moved", "map", "__init__")  # memory at a new address
-    calls = [name for name in entered if name not in anew]
-    assert len(calls) <= MOST_CALLS[replayed], calls
-    assert not {"make_plan", "choose_config", "layout", "default_config", "box_steps"} & {*calls}
+    assert not {"make_plan", "choose_config", "layout", "default_config", "box_steps"} & {*entered}
 
 
 def test_a_copied_descriptor_is_like_a_new_one_and_keeps_no_tensor():

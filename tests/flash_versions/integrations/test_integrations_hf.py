@@ -244,18 +244,10 @@ def test_pads_between_real_tokens(grad, device):
 
 
 def test_cross_attention(device):
+    both = {"layers": 1, "attention_heads": 4, "ffn_dim": 32}
+    sizes = {f"{half}_{x}": n for half in ("encoder", "decoder") for x, n in both.items()}
     config = transformers.BartConfig(
-        vocab_size=64,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=32,
-        dropout=0.0,
-        init_std=0.3,
+        vocab_size=64, d_model=32, max_position_embeddings=32, dropout=0.0, init_std=0.3, **sizes
     )
     ids, mask = tokens(device), LEFT.to(device)
     decoder_ids = tokens(device, length=6)
@@ -287,26 +279,19 @@ def test_dropout(device):
 
 @pytest.mark.slow
 def test_compiled_model_asserts_what_it_cannot_see(device):
-    """On a GPU the assertion would end the process, so this runs on the CPU."""
-    ids = tokens("cpu", batch=1)
-    restarting = torch.cat([torch.arange(4), torch.arange(LENGTH - 4)])[None]
-    bounds = torch.tensor([0, 4, LENGTH])
     if device == "cuda":
         pytest.skip("a failed assertion on the device ends the process")
-    model = model_of("Llama", "fv_fa2")
-    expected = model(ids, position_ids=restarting, use_cache=False).logits
+    model, ids = model_of("Llama", "fv_fa2"), tokens("cpu", batch=1)
+    restarting = torch.cat([torch.arange(4), torch.arange(LENGTH - 4)])[None]
+    options = {"position_ids": restarting, "use_cache": False}
+    expected = model(ids, **options).logits
+    bounds = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 4, LENGTH]))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         with pytest.raises(RuntimeError, match="position_ids restart within a row, which a comp"):
-            compiled(ids, position_ids=restarting, use_cache=False)
-        found = compiled(
-            ids,
-            position_ids=restarting,
-            use_cache=False,
-            cu_seq_lens_q=bounds,
-            cu_seq_lens_k=bounds,
-        )
+            compiled(ids, **options)
+        found = compiled(ids, **options, **bounds)
     assert (found.logits - expected).abs().max() <= 8 * EPS * expected.abs().max()
 
 
@@ -363,11 +348,8 @@ REFUSED = {
 def test_refused(sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         REFUSED[sentence]()
-
-
-def test_one_chunk_is_no_pattern():
-    found = masked(create_chunked_causal_mask, LENGTH)
-    assert found == Ragged(LENGTH, LENGTH, causal=True)
+    one_chunk = masked(create_chunked_causal_mask, LENGTH)
+    assert one_chunk == Ragged(LENGTH, LENGTH, causal=True), "one chunk is no pattern"
 
 
 def test_deterministic_is_handed_on(monkeypatch):

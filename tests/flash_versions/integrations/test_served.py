@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from flash_versions.flash_attn import (
-    flash_attn_func,
-    flash_attn_varlen_func,
-)
+from flash_versions.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flash_versions.integrations.hf import attend
 from tests.helpers.kernels.launches import noted_launches
 
@@ -42,13 +39,7 @@ def documents_of_transformers():
     return attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
 
 
-def chunks():
-    return flash_attn_func(*tensors(1, 256, 4, 128), causal=True, attention_chunk=100)
-
-
-CALLS = [
-    packed_documents, a_sink_and_slopes, documents_of_transformers, chunks,
-]  # fmt: skip
+CALLS = [packed_documents, a_sink_and_slopes, documents_of_transformers]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__.replace("_", " "))
