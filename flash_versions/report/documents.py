@@ -5,8 +5,7 @@ Every table of measurements in README.md and docs/ stands between two markers th
     <!-- results: prefill -->  ...  <!-- end -->
 
 This module writes the table from docs/results/*/*.json, and a test compares the documents with the
-JSON. The columns are the versions and peers that the JSON has. Where nothing was measured, the text
-names the command that measures.
+JSON. The columns are the versions and peers that the JSON has.
 """
 
 import re
@@ -37,11 +36,9 @@ from flash_versions.report import tiles as report_tiles
 from flash_versions.report import transformer as report_transformer
 from flash_versions.report import versions as report_versions
 from flash_versions.report.tables import (
-    bench,
     by_shape,
     grouped,
     markdown,
-    not_measured,
     pivot,
     provenance,
     rate,
@@ -66,8 +63,6 @@ def rates(
 ) -> str:
     """TFLOP/s of all competitors, and the ratio of each version to a peer of the same rounds."""
     groups = {w: group for w, group in by_shape(document, suite).items() if wanted(any_row(group))}
-    if not groups:
-        return not_measured(bench(suite))
 
     def cell(group: dict[str, Row], name: str) -> str | None:
         return rate(group, name, None if name in PEERS else base)
@@ -113,8 +108,6 @@ def summary(document: Document, suite: str = "table") -> str:
                 if any(means.values()):
                     length = f"S {'<' if short else '>='} {LONG}"
                     parts[f"D={head_dim}, {length}, to {label(base)}"] = means
-    if not parts:
-        return not_measured(bench(suite))
     title = "ratio of rates, geometric mean over full and causal"
     return f"{pivot(title, parts, versions, dict.get)}\n\n{provenance(document, suite)}\n"
 
@@ -137,8 +130,6 @@ def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -
         if members:
             columns = [version, *members, *bases[: bases.index(version)], peer]
             tables.append(pivot("TFLOP/s, then ratios to it", groups, columns, cell, members))
-    if not tables:
-        return not_measured(bench(suite))
     return "\n\n".join([*tables, provenance(document, suite)]) + "\n"
 
 
@@ -152,8 +143,6 @@ def worth(document: Document, version: str) -> str:
     ):
         longest[any_row(group)["D"], any_row(group)["causal"]] = group
     members = ablated(longest.values()).get(version)
-    if not members:
-        return not_measured(bench("ablation"))
     body = []
     for name in (*members, "cudnn"):
         cells = []
@@ -170,8 +159,6 @@ def fp8(document: Document) -> str:
     FP8 kernel.
     """
     groups = by_shape(document, "fp8")
-    if not groups:
-        return not_measured(bench("fp8"))
 
     def cell(group: dict[str, Row], name: str) -> str | None:
         own = rate_of(group, name)
@@ -200,8 +187,6 @@ def quantization(document: Document) -> str:
     for group in shapes(document, "quantize").values():
         row = any_row(group)
         groups[f"({row['B']}, {row['H']}, {row['N']}, {row['D']})"] = group
-    if not groups:
-        return not_measured(bench("quantize"))
 
     def cell(group: dict[str, Row], name: str) -> str | None:
         copy = group.get("copy", {}).get("tb_per_s")
@@ -219,8 +204,6 @@ def quantization(document: Document) -> str:
 def fp8_accuracy(document: Document) -> str:
     """Errors of attention in FP8 against exact attention of what was quantised."""
     found = grouped(document, "accuracy", "distribution", "D", by="scheme")
-    if not found:
-        return not_measured("python -m flash_versions.bench.accuracy")
     measures = {"rmse": "relative RMSE", "mean": "mean error", "row": "mean error of a row"}
     groups = {
         f"{distribution}, D={head_dim}: {called}": {s: row[key] for s, row in rows.items()}
@@ -251,8 +234,6 @@ def packed(document: Document) -> str:
                 if dense and ragged:
                     cells = [f"{dense:.0f}", f"{ragged:.0f}", f"{ragged / dense:.2f}"]
                     body.append([f"{name} {way}, {mask(any_row(group))}", *cells])
-    if not body:
-        return not_measured(bench("packed"))
     header = ["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"]
     note = "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128."
     return f"{markdown(header, body)}\n\n{note} {' '.join(sources)}\n"
@@ -269,9 +250,6 @@ def several_gpus(document: Document) -> str:
             row = any_row(group)
             name = f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}"
             groups[name] = group
-    if not groups:
-        script = "-m tests.benchmarks.attention.context_parallel --out FILE"
-        return not_measured(f"torchrun --nproc-per-node 2 {script}")
     many = max(row["gpus"] for group in groups.values() for row in group.values())
 
     def cell(group: dict[str, Row], name: str) -> str | None:
@@ -289,8 +267,6 @@ def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
     groups = grouped(document, "launch", "call", by="version")
     groups.pop(None, None)  # of a version that ended the measuring process
-    if not groups:
-        return not_measured(bench("launch"))
 
     def cell(group: dict[str, Row], name: str) -> str | None:
         found = group.get(name, {}).get("host_us")
@@ -302,8 +278,6 @@ def launch(document: Document) -> str:
 def decode(document: Document) -> str:
     """Bandwidth of reading K and V with one query, as a share of a device copy's."""
     found = sorted(shapes(document, "decode").items())
-    if not found:
-        return not_measured(bench("decode"))
     groups = {f"B={any_row(group)['B']} N={any_row(group)['N']}": group for _, group in found}
     copy = document["suites"]["decode"]["copy_tb_per_s"]
     measured = names(document, "decode")

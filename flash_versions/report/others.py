@@ -5,13 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from flash_versions.bench.results import Document, Row
-from flash_versions.report.tables import grouped, markdown, not_measured, where_and_when
+from flash_versions.report.tables import grouped, markdown, where_and_when
 
-HEAD_DIMS = "-m tests.benchmarks.attention.headdims --out FILE"
-HEAD_DIMS_BACKWARD = "-m tests.benchmarks.attention.headdims_backward --out FILE"
-PARTS = "-m tests.benchmarks.attention.parts --out FILE"
-IN_TURNS = "-m tests.benchmarks.attention.deterministic --out FILE"
-HOST = "-m tests.benchmarks.attention.host --out FILE"
 PEERS = ("cudnn", "flash-attn-4")
 
 
@@ -22,8 +17,6 @@ def head_dims(document: Document) -> str:
         for row in document["rows"]
         if row["suite"] == "head dims" and "tflops" in row and row["name"] in ("", "default")
     }
-    if not found:
-        return not_measured(f"python {HEAD_DIMS}")
     about = where_and_when(document, "head dims", ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "fa3", "fa4"), ("fa3", "fa4"))
     ratio = f"the better of fa3 and fa4 to the better peer, {over(found)}"
@@ -39,8 +32,6 @@ def backward_of_head_dims(document: Document) -> str:
                 found[row["name"] or row["version"], *shape_of(row)] = row["tflops"]
             if row.get("default"):
                 found["fa3", *shape_of(row)] = row["tflops"]
-    if not found:
-        return not_measured(f"python {HEAD_DIMS_BACKWARD}")
     about = where_and_when(document, "head dims, backward", ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "padded", "fa3"), ("fa3",))
     return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer, {over(found)}. {about}.\n"
@@ -78,7 +69,7 @@ def by_head_dim(found: dict[tuple, float], names: tuple[str, ...], own: tuple[st
     return markdown(["head_dim", *columns, "ratio"], body)
 
 
-def divided_groups(suite: str, dims: str, document: Document) -> str:
+def divided_groups(suite: str, document: Document) -> str:
     """Backwards whose groups of query heads are divided over so many programs, and the default."""
     found: dict[tuple, dict[str, Row]] = {}
     for row in document["rows"]:
@@ -96,8 +87,6 @@ def divided_groups(suite: str, dims: str, document: Document) -> str:
             rows[row["name"]] = row
             if row["default"]:
                 rows["default"] = row
-    if not found:
-        return not_measured(f"python {PARTS}{dims}")
     body = []
     for (name,), rows in found.items():
         one, chosen = rows["1"]["ms_p50"], rows["default"]
@@ -120,8 +109,6 @@ def in_turns(document: Document) -> str:
     """
     suite, peer = "deterministic backward", "flash-attn-4"
     groups = grouped(document, suite, "head_dim", "causal", "group", "S", by="version")
-    if not groups:
-        return not_measured(f"python {IN_TURNS}")
     lengths = sorted({key[-1] for key in groups})
     lines: dict[tuple, dict[int, str]] = {}
     for (*kind, length), group in sorted(groups.items()):
@@ -146,8 +133,6 @@ def in_turns(document: Document) -> str:
 def on_the_host(document: Document) -> str:
     """The host's time for a call beside others', and a layer's."""
     found = [row for row in document["rows"] if row["suite"] == "host" and "us" in row]
-    if not found:
-        return not_measured(f"python {HOST}")
     names = list(dict.fromkeys(row["contestant"] for row in found))
     lines: dict[str, dict[str, float]] = {}
     for row in found:
@@ -166,9 +151,9 @@ def on_the_host(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": partial(divided_groups, "divided groups", ""),
-    "divided groups of 192 dims": partial(divided_groups, "divided groups, 192", " --dims 192"),
-    "wide divided groups": partial(divided_groups, "divided groups, wide", " --dims 256"),
+    "divided groups": partial(divided_groups, "divided groups"),
+    "divided groups of 192 dims": partial(divided_groups, "divided groups, 192"),
+    "wide divided groups": partial(divided_groups, "divided groups, wide"),
     "deterministic backward": in_turns,
     "host": on_the_host,
 }

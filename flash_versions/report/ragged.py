@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from flash_versions.bench.results import Document, Row
-from flash_versions.report.tables import grouped, markdown, not_measured, pivot, where_and_when
+from flash_versions.report.tables import grouped, markdown, pivot, where_and_when
 
-COMMAND = "-m tests.benchmarks.attention.packed --out FILE"
 HEADS = 16
-MASKS = "-m tests.benchmarks.attention.masks --out FILE"
 PASSES = ("forward", "backward")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 UNEVEN, DENSE = "decode by TMA", "dense, random"
@@ -28,8 +26,6 @@ def random_lengths(document: Document) -> str:
             for group in grouped(document, "packed, random", "shape", "pass", by="version").values()
             if next(iter(group.values()))["pass"] == way
         ]
-        if not shapes:
-            return not_measured(f"python {COMMAND}")
         for name in ("flash-attn-4", "torch varlen_attn", "portable", "dense"):
             by_dim = [spread(ratios(shapes, name, head_dim)) for head_dim in (64, 128, 256, None)]
             title = {"portable": "its portable kernel", "dense": "equal rows, as long as the mean"}
@@ -57,8 +53,6 @@ def spread(found: Iterator[float]) -> str:
 def asked_for(document: Document) -> str:
     """FA3 with lengths, a sink and slopes: TFLOP/s, and times its portable kernel."""
     groups = grouped(document, "asked for", "head_dim", "pass", "asked", by="version")
-    if not groups:
-        return not_measured(f"python {COMMAND}")
     lines: dict[str, dict[str, str]] = {}
     for group in groups.values():
         row, portable = group["fa3"], group["portable"]
@@ -76,8 +70,6 @@ def of_documents(document: Document) -> str:
     found = grouped(document, "interval masks", "mask", "shape", "pass", by="version")
     forms = grouped(document, "interval masks", "mask", "shape", "pass", "form", by="version")
     shapes = sorted({shape for mask, shape, _ in found if mask == "documents"})
-    if not shapes:
-        return not_measured(f"python {MASKS}")
     body: list[list[str]] = []
     all_ratios: dict[tuple[str, str], list[float]] = {}
     for shape in shapes:
@@ -103,8 +95,6 @@ def of_prompts(document: Document) -> str:
     """Answers that share a prompt, against rows that each have a copy of it."""
     forms = grouped(document, "interval masks", "mask", "shape", "pass", "form", by="version")
     shapes = sorted({shape for mask, shape, *_ in forms if mask == "shared prompt"})
-    if not shapes:
-        return not_measured(f"python {MASKS}")
     body = []
     for shape in shapes:
         row = forms["shared prompt", shape, "forward", "intervals"]["fa3"]
@@ -124,8 +114,6 @@ def uneven_decoding(document: Document) -> str:
     and of FA3's, which serves these on Hopper.
     """
     groups = grouped(document, UNEVEN, "name", by="version")
-    if not groups:
-        return not_measured("python -m tests.benchmarks.attention.decode --out FILE")
     body = []
     for name, group in groups.items():
         row = group.get("fa3", {})
@@ -146,8 +134,6 @@ def uneven(row: Row) -> bool:
 def random_dense(document: Document) -> str:
     """Dense calls of random shapes: the better version's rate, as a ratio to the better peer's."""
     groups = grouped(document, DENSE, "number", "pass", by="version")
-    if not groups:
-        return not_measured("python -m tests.benchmarks.attention.dense --out FILE")
     body = []
     for way in PASSES:
         by_dim: dict[int, list[float]] = {}

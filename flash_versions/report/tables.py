@@ -6,16 +6,6 @@ from typing import Any
 from flash_versions.bench.results import Document, Row, any_row, label, mask, rate_of, shapes
 
 
-def not_measured(command: str) -> str:
-    """The text instead of a table whose suite was not measured."""
-    return f"Not measured yet: `{command}`.\n"
-
-
-def bench(suite: str) -> str:
-    """The command that measures a suite."""
-    return f'python -m flash_versions.bench --suite "{suite}"'
-
-
 def markdown(header: list[str], body: list[list[str]]) -> str:
     """A table; the first column is text, the others are numbers."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]

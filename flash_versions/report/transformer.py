@@ -9,7 +9,6 @@ from flash_versions.bench.results import Document, Row, any_row, label, mask, na
 from flash_versions.report.tables import (
     grouped,
     markdown,
-    not_measured,
     pivot,
     provenance,
     rate,
@@ -17,16 +16,9 @@ from flash_versions.report.tables import (
 )
 
 
-def script(name: str) -> str:
-    """The text instead of a table that a script of tests/benchmarks did not measure yet."""
-    return not_measured(f"python -m tests.benchmarks.{name} --out FILE")
-
-
 def processes(document: Document, suite: str = "processes") -> str:
     """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
     found = grouped(document, suite, "what", by="gpus")
-    if not found:
-        return script("training.parallel")
     sizes = sorted({gpus for rows in found.values() for gpus in rows})
     groups = {}
     for what, rows in found.items():
@@ -49,8 +41,6 @@ def processes(document: Document, suite: str = "processes") -> str:
 def grpo_step(document: Document) -> str:
     """A step of GRPO and its phases against TRL's trainer, the fastest of the timed steps."""
     found = grouped(document, "grpo step", "case", by="contestant")
-    if not found:
-        return script("training.trl_speed")
     groups = {}
     for case, rows in found.items():
         for phase, called in {"": "step", "rollout_": "rollouts", "learn_": "learning"}.items():
@@ -72,8 +62,6 @@ def grpo_step(document: Document) -> str:
 def layer(document: Document) -> str:
     """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
     rows = {row["version"]: row for row in document["rows"] if row["suite"] == "layer"}
-    if not rows:
-        return script("training.training")
     everyone = names(document, "layer")
     base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
     median, spread = ["median"], ["fastest and slowest round"]
@@ -98,8 +86,6 @@ def training_step(document: Document) -> str:
     the slower of the two turns of ours counts.
     """
     found = grouped(document, "training step", "length", by="contestant")
-    if not found:
-        return script("training.training_step")
     base, again = "sdpa compiled", "ours compiled, again"
 
     def rate_at(rows: dict[str, Row], name: str) -> float | None:
@@ -129,8 +115,6 @@ def trainers(document: Document) -> str:
     """Seconds of a step of other libraries' trainers, with our attention and with torch's."""
     libraries = "transformers", "trl", "peft", "accelerate"
     found = grouped(document, "trainers", "integration", by="contestant")
-    if not found:
-        return script("training.trainers")
     lines = []
     for integration, rows in found.items():
         ours, other = (rows.get(x, {}).get("seconds") for x in ("fv_auto", "sdpa"))
@@ -146,8 +130,6 @@ def products(document: Document, suite: str, base: str) -> str:
     for shape, group in grouped(document, suite, "shape", by="version").items():
         row = any_row(group)
         groups[f"{shape}: {row['M']} x {row['K']} x {row['N']}"] = group
-    if not groups:
-        return script("transformer.kernels_speed")
     everyone = [*dict.fromkeys(name for group in groups.values() for name in group)]
     means = {}
     for name in [name for name in everyone if name.startswith("ours")]:
@@ -167,8 +149,6 @@ def products(document: Document, suite: str, base: str) -> str:
 def rounding(document: Document) -> str:
     """Errors of a norm and the product after it, fused and not, against fp64."""
     rows = [row for row in document["rows"] if row["suite"] == "norm gemm numerics"]
-    if not rows:
-        return script("transformer.kernels_speed")
     body = [
         [row["path"], f"{row['rms']:.3f}", f"{row['largest']:.2f}", f"{row['from_1']:,}"]
         for row in rows
@@ -200,8 +180,6 @@ def generation(document: Document, compared_only: bool = False) -> str:
     }
     if compared_only:
         steps = {w: x for w, x in steps.items() if w[0].startswith("llama") and len(x) > 1}
-    if not any("ours" in found for found in steps.values()):
-        return script("transformer.generate_speed")
     known = {name for found in steps.values() for name in found}
     titles = {name: title for name, title in others.items() if name in known}
     body = []
@@ -235,8 +213,6 @@ def generated_when(document: Document, shown: list[tuple]) -> str:
 def shipped_models(document: Document) -> str:
     """The share of right greedy replies of each shipped model, by kind of question."""
     found = grouped(document, "shipped models", "asked", by="model")
-    if not found:
-        return script("transformer.model_bars")
     models = dict.fromkeys(model for rows in found.values() for model in rows)
 
     def cell(rows: dict[str, Row], column: str) -> str | None:

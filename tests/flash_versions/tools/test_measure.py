@@ -79,27 +79,6 @@ def test_operations_and_bytes():
     assert {(s.B * s.M, s.H * s.D) for s in suites.SUITES["table"]} == {(16384, 2048)}
 
 
-def test_packed_sequences_have_the_rows_of_the_rectangle():
-    shape = replace(suites.SUITES["packed"][0], B=4, N=64, M=64)
-    found = names_of("packed", shape)
-    assert [*found][:2] == ["fa2", "fa2 packed"] and not any("fa1" in name for name in found)
-    packed = found["fa2 packed"]
-    assert len(packed.lengths) == 4 and sum(packed.lengths) == 256 and len({*packed.lengths}) > 1
-    assert packed.function.args[1].diff().tolist() == [*packed.lengths]
-
-
-def test_ablation_runs_the_variants(monkeypatch):
-    """FA2 with a variant that is wrong in a way that shows."""
-    fa2 = VERSIONS["fa2"]
-    twice = lambda request: (2 * fa2.forward(request)[0],)  # noqa: E731
-    monkeypatch.setitem(VERSIONS, "fa2", replace(fa2, variants={"twice": twice}))
-    found = names_of("ablation")
-    row = found["fa2 twice"].row("ablation", SMALL)
-    assert (row["of"], row["variant"], row["pass"]) == ("fa2", "twice", "forward")
-    q, k, v = (torch.randn(1, 16, 2, 16, device=suites.device()) for _ in range(3))
-    assert torch.equal(found["fa2 twice"].function(q, k, v), 2 * found["fa2"].function(q, k, v))
-
-
 # Turns.
 
 
