@@ -1,7 +1,6 @@
 """Figures show what the JSON says, and the committed ones are of the committed JSON."""
 
 import xml.etree.ElementTree as ET
-from statistics import fmean, geometric_mean
 
 import matplotlib as mpl
 import pytest
@@ -9,8 +8,7 @@ import pytest
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
 from flash_versions.plot import timeline
-from flash_versions.plot import transformer as of_models
-from tests.helpers.committed_results import RESULTS, of_suite, ratio, row_of, without
+from tests.helpers.committed_results import RESULTS, of_suite, ratio, without
 
 
 def drawn(name, source=RESULTS):
@@ -72,47 +70,11 @@ def test_what_failed_is_left_out_and_ratios_are_to_the_same_shape():
     assert {y for _, y in lines["torch fa2"]} == {1.0} and "fa3" not in lines
 
 
-def test_ablation_bars_are_means_of_ratios():
-    ax = drawn("ablation")["fa4, D=128 causal"]
-    bars = dict(zip([x.get_text() for x in ax.get_yticklabels()], ax.patches, strict=True))
-    lengths = {row["N"] for row in of_suite("ablation") if row["D"] == 128}
-    for title, name in (("always rescale", "fa4 always rescale"), ("fa3", "fa3")):
-        places = [{"N": n, "D": 128, "causal": True} for n in lengths]
-        mean = geometric_mean(ratio("ablation", name, "fa4", **place) for place in places)
-        assert bars[title].get_width() == pytest.approx(100 * (mean - 1))
-
-
-def test_curves_are_means_of_seeds_over_windows():
-    losses = [row["losses"] for row in of_suite("training curve") if row["version"] == "fa3"]
-    last = fmean(fmean(loss[-plot.WINDOW :]) for loss in losses)
-    assert lines_of(drawn("training")["sdpa and fa3"])["fa3"][-1] == (200, pytest.approx(last))
-
-
-def test_everybody_has_a_look():
-    assert set(plot.PEER_STYLES) == set(plot.PEERS)
-    assert {row["contestant"] for row in of_suite("generate")} <= set(of_models.STYLES)
-
-
 def test_names_do_not_touch_and_stay_inside():
     moved = plot.spread([0.0, 0.01, 0.5, 0.52, 0.53, 1.0, 1.0], 0.06)
     assert all(b - a >= 0.06 - 1e-9 for a, b in zip(moved, moved[1:]))
     assert min(moved) >= -1e-9 and max(moved) <= 1 + 1e-9
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
-
-
-def test_roofline_places_points_by_their_intensity():
-    """Without a mask, S queries and keys: 4 S^2 D operations on 8 S D bytes."""
-    found = lines_of(drawn("roofline")["D=128 full"])["fa2"]
-    rates = {row["N"]: row["tflops"] for row in of_suite("table")
-             if (row["version"], row["D"], row["causal"]) == ("fa2", 128, False)}  # fmt: skip
-    prefill = {x: y for x, y in found if x > 10}
-    assert prefill == pytest.approx({n / 2: rate for n, rate in rates.items()})
-
-
-def test_lines_of_generation_are_tokens_per_second():
-    row = row_of("generate", case="llama-3.2-1b", contestant="ours", batch=64, prompt=512)
-    points = lines_of(drawn("generation")["rows of a batch"])["llama-3.2-1b ours"]
-    assert dict(points)[64] == pytest.approx(64000 / row["ms_per_step"])
 
 
 def test_timeline_shows_a_few_tiles_and_merges_what_touches():

@@ -16,13 +16,11 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa3 import forward as unconditional
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa4 import EXPLICIT, VERSION, ablation, blackwell_limits
+from flash_versions.versions.fa4 import EXPLICIT, VERSION, blackwell_limits
 from flash_versions.versions.fa4 import forward as portable
 from flash_versions.versions.fa4.exp2 import DEGREES
-from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.oracle.suite import CASES
-from flash_versions.versions.tiles import wgmma
 from tests.helpers.kernels.budget import assert_right, random_inputs
 
 interpreted = pytest.mark.skipif(
@@ -54,22 +52,6 @@ def counted(request, config=SMALL, threshold=portable.THRESHOLD):
     o, lse, _ = portable.forward(request, config, threshold, counts=counts)
     assert_right(request, o, lse)
     return tuple(counts.tolist())
-
-
-def replayed(request, block_q, block_kv, threshold):
-    """The rule, row by row in fp64: (blocks, rescales) of a request without a mask, whose blocks
-    are whole.
-    """
-    q, k = request.q.double(), request.k.double().repeat_interleave(request.group, 2)
-    scores = torch.einsum("bmhd,bnhd->bhmn", q, k) * request.scale * 1.4426950408889634
-    maxima = scores.unflatten(-1, (-1, block_kv)).amax(-1).flip(-1)
-    reference, rescales = maxima[..., 0], 0
-    for block_max in maxima.unbind(-1)[1:]:
-        raised = block_max > reference + threshold
-        reference = torch.where(raised, block_max, reference)
-        rescales += sum(part.any(-1).sum().item() for part in raised.split(block_q, -1))
-    tiles = sum(part.shape[0] * part.shape[1] for part in maxima.split(block_q, 2))
-    return tiles * maxima.shape[-1], rescales
 
 
 # ---- the kernel on calls of every kind ----
@@ -127,14 +109,6 @@ def test_a_row_does_not_depend_on_its_neighbours(device):
         assert torch.equal(x[:, rows:], y[:, rows:])
 
 
-@interpreted
-def test_nan_in_the_polynomial_reaches_the_output(device):
-    q, k, v = inputs(device)
-    k[:, 0] = float("nan")  # column 0 is the first that the polynomial gets
-    o = portable.forward(make_request(q, k, v), SMALL, eighths=1)[0]
-    assert not o.isfinite().any()
-
-
 # ---- what is left out ----
 
 
@@ -149,16 +123,6 @@ def test_rescales_are_left_out_where_the_maximum_grows_slowly(steps, threshold, 
     q, k, v, options = staircase(device, steps)
     found = counted(make_request(q, k, v, **options), threshold=threshold)
     assert found == (len(steps), rescales)
-
-
-@pytest.mark.parametrize("threshold", [2.0, 8.0])
-def test_the_count_is_that_of_the_rule(threshold, device):
-    """Held against a replay in fp64; with fp32 inputs, as close calls would differ."""
-    q, k, v = inputs(device, M=32, N=256, heads=2, kv_heads=1, dtype=torch.float32)
-    request = make_request(q * 3, k, v)
-    found = counted(request, threshold=threshold)
-    assert found == replayed(request, 16, 32, threshold)
-    assert found[1] > 0
 
 
 # ---- settings ----
@@ -196,21 +160,6 @@ def test_a_rule_that_cannot_be_is_refused(options, dtype, sentence, device):
     request = make_request(*inputs(device, dtype=dtype))
     with pytest.raises(ValueError, match=sentence):
         portable.forward(request, **options)
-
-
-@pytest.mark.parametrize("name", ablation.BACKWARD_VARIANTS)
-def test_variants_of_the_backward(name, device, monkeypatch):
-    """They are asked for on Hopper, and say elsewhere that there is no kernel."""
-    request = make_request(*inputs(device))
-    variant = ablation.BACKWARD_VARIANTS[name]
-    if not wgmma.available(torch.device(device)):
-        with pytest.raises(ValueError, match="Hopper"):
-            variant(request, None, None, None, None, None)
-    asked = []
-    monkeypatch.setattr(ablation.fa3.backward_hopper, "left_to_portable", lambda request: None)
-    monkeypatch.setattr(explicit.exact, "backward", lambda *given, **how: asked.append(how))
-    variant(request, None, None, None, None, None)
-    assert asked == [{"function": explicit.exp2, "share": int(name[0])}]
 
 
 # ---- what is left to others ----
