@@ -61,7 +61,7 @@ def names(loop: dict) -> list[str]:
     return [name for name, _ in loop["events"]]
 
 
-@of("portable", "hopper", "options", "fp8")
+@of("portable", "hopper", "options", "fp8", "gradients")
 def test_it_fits_and_uses_the_tensor_cores(group):
     rows = compiled("sm_90", group)
     assert list(rows) == list(CALLS[group])
@@ -117,7 +117,7 @@ def test_what_is_launched(group):
     assert launched["append"] == ["append_kernel"]
 
 
-@of("hopper", "options", "fp8")
+@of("hopper", "options", "fp8", "gradients")
 def test_the_kernels_for_hopper_are_asynchronous(group):
     """Their loads and stores are TMA's, and no product waits for the one before it. No loop of a
     forward touches a spilled register with the Tritons that were measured.

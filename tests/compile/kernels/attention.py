@@ -129,6 +129,11 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "fp8, blocks": Call("fa3", options={"precision": "fp8:block:hadamard"}),
         "fp8, fa4": Call("fa4", options={"precision": "fp8:head"}),
     },
+    "gradients": {
+        "256": Gradients(head_dim=256, shape=(500, 700, 8, 4)),
+        "192 by 128": Gradients(head_dim=192, head_dim_v=128),
+        "in turns": Gradients(options=CAUSAL | {"deterministic": True}),
+    },
     "elsewhere": {name: Call(name, backward=name in ("fa1", "fa2")) for name in VERSIONS}
     | {"fp8": Call("fa3", options=CAUSAL | {"precision": "fp8:block"})},
 }  # fmt: skip

@@ -54,6 +54,22 @@ def counted(request, config=SMALL, threshold=portable.THRESHOLD):
     return tuple(counts.tolist())
 
 
+def replayed(request, block_q, block_kv, threshold):
+    """The rule, row by row in fp64: (blocks, rescales) of a request without a mask, whose blocks
+    are whole.
+    """
+    q, k = request.q.double(), request.k.double().repeat_interleave(request.group, 2)
+    scores = torch.einsum("bmhd,bnhd->bhmn", q, k) * request.scale * 1.4426950408889634
+    maxima = scores.unflatten(-1, (-1, block_kv)).amax(-1).flip(-1)
+    reference, rescales = maxima[..., 0], 0
+    for block_max in maxima.unbind(-1)[1:]:
+        raised = block_max > reference + threshold
+        reference = torch.where(raised, block_max, reference)
+        rescales += sum(part.any(-1).sum().item() for part in raised.split(block_q, -1))
+    tiles = sum(part.shape[0] * part.shape[1] for part in maxima.split(block_q, 2))
+    return tiles * maxima.shape[-1], rescales
+
+
 # ---- the kernel on calls of every kind ----
 
 MIXED = [
@@ -123,6 +139,16 @@ def test_rescales_are_left_out_where_the_maximum_grows_slowly(steps, threshold, 
     q, k, v, options = staircase(device, steps)
     found = counted(make_request(q, k, v, **options), threshold=threshold)
     assert found == (len(steps), rescales)
+
+
+@pytest.mark.parametrize("threshold", [2.0, 8.0])
+def test_the_count_is_that_of_the_rule(threshold, device):
+    """Held against a replay in fp64; with fp32 inputs, as close calls would differ."""
+    q, k, v = inputs(device, M=32, N=256, heads=2, kv_heads=1, dtype=torch.float32)
+    request = make_request(q * 3, k, v)
+    found = counted(request, threshold=threshold)
+    assert found == replayed(request, 16, 32, threshold)
+    assert found[1] > 0
 
 
 # ---- settings ----
