@@ -4,6 +4,7 @@ import re
 import tomllib
 
 from tests.helpers import ROOT
+from tests.helpers.make import make
 
 README = (ROOT / "README.md").read_text()
 INSTALL = (ROOT / "docs/use/install.md").read_text()
@@ -19,3 +20,7 @@ def check_extras(command: str) -> None:
 def test_the_extras_exist():
     for command in re.findall(r"pip install '\.\S+", README + INSTALL):
         check_extras(command)
+
+
+def test_make_generate(tmp_path):
+    assert "<answer>843</answer>" in make("generate", tmp_path, "transformer")
