@@ -11,7 +11,6 @@ import triton
 
 from flash_versions import VERSIONS
 from flash_versions.inspect.compiled import ARCHES
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from tests.compile import apart
 from tests.compile.kernels.attention import CALLS
 
@@ -143,23 +142,12 @@ def batches(loop: dict) -> int:
 
 @of("hopper", "options")
 def test_products_overlap_with_the_softmax(group):
-    """P V is issued before S is waited for, but in order and in decoding."""
+    """P V is issued before S is waited for, but in decoding."""
     for name, row in hopper_kernels(group).items():
         if row["kernel"] == "forward_kernel":
             for loop in row["hot_loops"]:
                 assert "HGMMA regs" in names(loop), name
-                assert batches(loop) == (2 if "in order" in name else 1), name
-
-
-@of("options")
-def test_the_late_wait_keeps_the_exponentials_between_the_waits(group):
-    """And without it, ptxas moves the second wait in front of them: the faster order."""
-    found = hopper_kernels(group)
-    for name, between in (("fa3, late wait", True), ("fa3, cut", False)):
-        for loop in found[name]["hot_loops"]:
-            events = names(loop)
-            waits = events[events.index("wait 1") : events.index("wait 0")]
-            assert ("MUFU.EX2" in waits) == between
+                assert batches(loop) == 1, name
 
 
 @of("options")
@@ -186,12 +174,6 @@ def test_fa4_votes_on_the_correction_and_shares_out_exponentials(group):
             assert opcodes["MUFU"] == exponentials + 2, name
             assert opcodes.get("VOTE", 0) == vote and opcodes["SHFL"] == 4, name
             assert not {"STS", "LDS", "PRMT"} & set(opcodes), name
-
-
-@of("options")
-def test_without_a_threshold_fa4_always_corrects(group):
-    for loop in hopper_kernels(group)["fa4, always"]["hot_loops"]:
-        assert "VOTE" not in loop["opcodes"] and loop["opcodes"]["MUFU"] == 64 + 2
 
 
 @of("fp8")
@@ -235,37 +217,6 @@ def test_the_backward_for_hopper(group):
             last = len(events) - 1 - events[::-1].index("MUFU.EX2")
             dp = events.index("HGMMA smem", events.index("wait 0"))
             assert dp < last < events.index("wait 1")
-
-
-@of("gradients")
-def test_other_divisions_of_the_work(group):
-    """Pairs multiply without a third warpgroup; panels are not padded; turns cost next to
-    nothing.
-    """
-    found = hopper_kernels(group)
-    assert {name: row["num_warps"] for name, row in found.items()} == {
-        "64": 16, "scores": 16, "256": 12, "in turns": 16, "96": 16, "192 by 128": 12,
-        "160, pair": 8, "192, pair, in parts": 8,
-    }  # fmt: skip
-    for loop in consumer_loops(found["96"]):
-        assert loop["opcodes"]["HGMMA"] == 2 * 96 // 16 + 4 * 64 // 16
-    for loop in consumer_loops(found["192, pair, in parts"]):
-        assert loop["opcodes"]["HGMMA"] == 88
-    plain = consumer_loops(hopper_kernels("hopper")["fa3, backward"])
-    for ordered, loop in zip(consumer_loops(found["in turns"]), plain, strict=True):
-        assert ordered["instructions"] <= loop["instructions"] + 24
-
-
-@pytest.mark.parametrize(
-    ("name", "head_dims"),
-    [("96", (96, 96)), ("160, pair", (160, 160)), ("192, pair, in parts", (192, 192))],
-)
-@of("gradients")
-def test_the_configuration_knows_what_shared_memory_it_takes(group, name, head_dims):
-    call, row = CALLS[group][name], hopper_kernels(group)[name]
-    config = BackwardConfig(**call.switches)
-    assert config.fits(*head_dims)
-    assert 0 < row["shared"] - config.shared_bytes(*head_dims) <= 4096
 
 
 @pytest.mark.parametrize("arch", OTHERS)

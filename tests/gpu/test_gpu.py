@@ -73,14 +73,6 @@ def test_lengths_round_the_tile_sizes(version, S, D):
     check(q, k, v, causal=True, version=version)
 
 
-@pytest.mark.large(16)
-@by_version
-def test_long_decode_with_the_splits_of_the_heuristic(version):
-    q = torch.randn(1, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
-    k, v = torch.randn(2, 1, 50_001, 8, 128, device="cuda", dtype=torch.bfloat16)
-    assert_within_budget(attention(q, k, v, version=version), None, q, k, v)
-
-
 @by_version
 @pytest.mark.parametrize("options", [{}, {"window": (100, None)}, {"softcap": 9.0}], ids=str)
 def test_memory_grows_with_the_length_not_its_square(version, options):
@@ -97,16 +89,6 @@ def test_memory_grows_with_the_length_not_its_square(version, options):
         pytest.skip("softcap comes with FA2")
     assert peak(8192) < 2.2 * peak(4096)
     assert peak(8192) < 20 * 8192 * 4 * 64 * 2  # a score matrix would be 1024 times one tensor
-
-
-@pytest.mark.parametrize("lengths", [None, (31, 7)], ids=["alike", "lengths"])
-@pytest.mark.parametrize("dim_v", [2, 4, 7, 16])
-def test_values_narrower_than_a_tile(dim_v, lengths):
-    q = torch.randn(2, 64, 4, 24, device="cuda", dtype=torch.bfloat16)
-    k = torch.randn(2, 31, 2, 24, device="cuda", dtype=torch.bfloat16)
-    v = torch.randn(2, 31, 2, dim_v, device="cuda", dtype=torch.bfloat16)
-    options = {"causal": True, "kv_lengths": lengths and torch.tensor(lengths, device="cuda")}
-    check(q, k, v, version="fa2", **options)
 
 
 @pytest.mark.large(24)
@@ -132,33 +114,3 @@ def test_compiled_by_inductor_in_both_directions():
     expected = torch.autograd.grad(layer(*leaves), leaves)
     for g, e in zip(torch.autograd.grad(compiled(*leaves), leaves), expected):
         torch.testing.assert_close(g, e, rtol=2e-2, atol=2e-2)  # inductor may round q * 2 later
-
-
-def test_training_step_as_a_cuda_graph():
-    """Nothing in forward and backward waits for the device or depends on its values."""
-    leaves = [
-        torch.randn(2, 200, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    ]
-    lengths = torch.tensor([200, 50], device="cuda")
-
-    def step():
-        o = attention(*leaves, causal=True, kv_lengths=lengths)
-        return torch.autograd.grad(o, leaves, leaves[0].detach())
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        expected = step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            found = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(x, y) for x, y in zip(found, expected))
-
-
-def test_tensors_on_cpu_beside_a_gpu_are_refused_in_words():
-    x = torch.ones(1, 2, 1, 64)
-    with pytest.raises(ValueError, match="CPU tensors need Triton's interpreter, which is off"):
-        attention(x, x, x, version="fa2")

@@ -7,22 +7,16 @@ import pytest
 import torch
 
 from flash_versions import attention, masks
-from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa3 import ablation
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import tile_scheduler
-from tests.flash_versions.versions.test_attention import CASES
 from tests.gpu.launches import captured, differing, differing_in_streams, on_hopper, qkv
-from tests.helpers.kernels.budget import assert_gradients_right, assert_right, assert_within_budget
+from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
 pytestmark = on_hopper
-# On which descriptors can be made.
-DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
-DTYPES = [torch.float16, torch.bfloat16]
 SMALL = HopperConfig(2, block_kv=128, stages=2)  # fits at head_dim 64 with up to four stages
 CONFIGS = {
     "in order": replace(SMALL, overlap=False),
@@ -45,17 +39,6 @@ def check(config, q, k, v, **options):
     assert_within_budget(o, lse, q, k, v, **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
-def test_every_case_that_it_takes(case, dtype):
-    """Of any length: `attention` leaves few queries to FA2, here they come through."""
-    request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
-    if reason := host.left_to_portable(request):
-        pytest.skip(reason)
-    o, lse, _ = host.forward(request)
-    assert_right(request, o, lse)
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_every_switch(config, causal):
@@ -64,50 +47,10 @@ def test_every_switch(config, causal):
     check(config, *qkv(300, 200, 2, 64), causal=causal, window=(100, None))
 
 
-@pytest.mark.parametrize("D", [128, 192, 256])
-@pytest.mark.parametrize("variant", ablation.SWITCHES)
-def test_every_variant_of_the_ablation(variant, D):
-    q, k, v = qkv(700, 900, 12, D, kv_heads=4, batch=3)
-    request = make_request(q, k, v, causal=True)
-    o, lse, _ = ablation.VARIANTS[variant](request)
-    assert_within_budget(o, lse, q, k, v, causal=True)
-
-
-@pytest.mark.parametrize("options", [
-    {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
-    {"softcap": 5.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("D", [32, 64, 80, 96, 128, 256])
-def test_windows_and_softcap(options, D):
-    check(None, *qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
-
-
-def test_views_that_a_descriptor_can_address():
-    qkv_packed = torch.randn(2, 400, 3, 4, 128, device="cuda", dtype=torch.bfloat16)
-    check(None, *qkv_packed.unbind(2), causal=True)
-    heads_first = torch.randn(3, 2, 4, 400, 64, device="cuda", dtype=torch.float16)
-    check(None, *heads_first.transpose(2, 3), causal=True)
-    q, k, v = qkv(200, 200, 1, 64)
-    check(None, q, k.as_strided(k.shape, (7, 64, 3, 1)), v)  # strides of single elements
-
-
 def launches(config, repeats, q, k, v, **options):
     """`differing` of a call."""
     request = make_request(q, k, v, **options)
     return differing(lambda: host.forward(request, config)[:2], repeats)
-
-
-@pytest.mark.parametrize("stages, overlap, ping_pong", [
-    (2, True, True), (3, True, False), (4, True, True), (2, False, True), (3, False, False),
-])  # fmt: skip
-def test_ten_thousand_launches_bit_for_bit(stages, overlap, ping_pong):
-    config = HopperConfig(2, 128, stages, overlap=overlap, ping_pong=ping_pong)
-    lengths = (1, 2, 63, 64, 65, 127, 128, 129, 500, 1000, 1024, 2047, 2048)
-    schedulers = ("static", "dynamic", "grid")
-    repeats = 10_000 // len(lengths) // 100 * 100 + 100
-    for i, S in enumerate(lengths):
-        kind = replace(config, scheduler=schedulers[i % 3])
-        assert launches(kind, repeats, *qkv(S, S, 8, 64, batch=4), causal=i % 2 == 0) == 0, S
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -185,13 +128,6 @@ def test_captured_launches_beyond_those_in_store(monkeypatch):
         o.fill_(float("nan"))
         graph.replay()
         assert torch.equal(o, expected)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_on_a_gpu_that_is_not_the_current_one():
-    q, k, v = (x.to("cuda:1") for x in qkv(700, 700, 8, 64, batch=2))
-    o = attention(q, k, v, causal=True, version="fa3")
-    assert_within_budget(o, None, q, k, v, causal=True)
 
 
 def test_attention_uses_it_and_trains_through_it(monkeypatch):

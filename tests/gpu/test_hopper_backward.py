@@ -19,12 +19,6 @@ from tests.gpu.launches import differing, differing_in_streams, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right
 
 pytestmark = on_hopper
-# Other divisions of the work above head_dim 128: (head_dim, that of V, switches).
-HALVES = {"block_kv": 128, "panels": True, "halves": True}
-PAIR = {"block_kv": 128, "panels": True, "pair": True}
-DIVISIONS = [
-    (192, 128, HALVES), (160, 160, HALVES), (192, 192, PAIR), (256, 128, PAIR), (160, 160, PAIR),
-]  # fmt: skip
 
 
 def prepared(q, k, v, config=None, dlse=False, eighths=0, **options):
@@ -51,63 +45,6 @@ def test_head_dims(D, dtype):
     check(*qkv(300, 200, 2, D, dtype=dtype), causal=True, dlse=True)
 
 
-@pytest.mark.parametrize("D, eighths, dtype", [
-    (64, 1, torch.bfloat16), (128, 2, torch.float16), (128, 8, torch.bfloat16),
-    (256, 3, torch.bfloat16),
-], ids=str)  # fmt: skip
-def test_a_share_of_polynomials(D, eighths, dtype):
-    inputs = qkv(700, 900, 6, D, kv_heads=2, batch=2, dtype=dtype)
-    check(*inputs, eighths=eighths)
-    check(*inputs, eighths=eighths, causal=True)
-
-
-@pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128), (32, 96)])
-def test_values_of_another_head_dim(D, D_v):
-    check(*qkv(500, 600, 4, D, kv_heads=2, D_v=D_v), causal=True)
-
-
-@pytest.mark.parametrize("options", [
-    {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
-    {"window": (200, None)}, {"softcap": 5.0, "causal": True},
-    {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("D", [32, 64, 128, 256])
-def test_windows_and_softcap(options, D):
-    check(*qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
-    check(*qkv(1100, 900, 6, D, kv_heads=2, batch=2), **options)
-
-
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 1000, 2047])
-@pytest.mark.parametrize("D", [64, 128, 256])
-def test_lengths(length, D):
-    check(*qkv(length, length, 4, D, batch=2), causal=True)
-    check(*qkv(length, 300, 4, D, batch=2))
-
-
-@pytest.mark.parametrize("D", [64, 128])
-@pytest.mark.parametrize("changes", [
-    {}, {"early": True}, {"stages": 3}, {"stages": 3, "early": True},
-    {"block_q": 128}, {"block_q": 128, "early": True}, {"held": True},
-], ids=str)  # fmt: skip
-def test_every_switch(changes, D):
-    if D == 128 and changes.keys() & {"block_q", "stages", "held"}:
-        pytest.skip("does not fit in shared memory or in registers")
-    config = replace(BackwardConfig(), **changes)
-    check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
-
-
-@pytest.mark.parametrize("dims", [(72, 72), (80, 80), (96, 96), (96, 64)])
-@pytest.mark.parametrize("more", [False, True], ids=["as it is", "early, three slots"])
-@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
-def test_two_panels(dims, more, ordered):
-    """And padded, which has to stay right."""
-    divided = BackwardConfig(panels=True, stages=3 if more else 2, early=more)
-    for config in (divided, BackwardConfig()):
-        inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
-        check(*inputs, config, causal=True, deterministic=ordered)
-        check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
-
-
 @pytest.mark.parametrize("dims", [(144, 144), (160, 160), (176, 176), (192, 192), (192, 128),
                                   (128, 192), (256, 128), (96, 256), (160, 256)])  # fmt: skip
 @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
@@ -117,15 +54,6 @@ def test_above_head_dim_128(dims, ordered):
         inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
         check(*inputs, config, causal=True, deterministic=ordered)
         check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
-
-
-@pytest.mark.parametrize(("D", "D_v", "switches"), DIVISIONS)
-@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
-def test_other_divisions_of_the_work(D, D_v, switches, ordered):
-    config = BackwardConfig(**switches)
-    inputs = qkv(700, 900, 12, D, kv_heads=4, batch=3, D_v=D_v)
-    check(*inputs, config, causal=True, deterministic=ordered)
-    check(*qkv(300, 200, 2, D, D_v=D_v), config, deterministic=ordered)
 
 
 @pytest.mark.parametrize("D, parts", [(64, 6), (96, 2), (128, 3), (160, 2), (192, 3), (256, 2)])
@@ -143,17 +71,6 @@ def test_groups_in_parts(ordered, D, parts):
             assert torch.equal(found[x], runs[0][x])
 
 
-def test_keys_past_the_end_add_nothing():
-    q, k, v = qkv(100, 70, 1, 64)
-    check(q.abs() + 3, -k.abs() - 3, v)
-
-
-@pytest.mark.parametrize("D", [64, 128, 256])
-def test_queries_without_keys_have_no_gradient(D):
-    found = check(*qkv(700, 300, 4, D, batch=2), causal=True)
-    assert not found["dq"][:, :400].any()
-
-
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_ten_thousand_launches(D, causal):
@@ -169,11 +86,6 @@ def test_ten_thousand_launches(D, causal):
 
     assert differing(dk_and_dv, 10_000) == 0
     assert float(largest) <= 2**-7 * float(dq.abs().max())  # an ulp of bf16
-
-
-def test_two_streams_at_once():
-    runs = [prepared(*qkv(S, S, 4, 64), causal=True)[3] for S in (300, 1000)]
-    assert differing_in_streams([lambda run=run: run()[1:3] for run in runs], 300) == [0, 0]
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])

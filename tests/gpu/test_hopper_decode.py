@@ -83,11 +83,6 @@ def test_configurations(config, page_size):
     check(*poisoned(page_size), config)
 
 
-@pytest.mark.parametrize("shares", [1, 2, 7, 100])
-def test_shares(shares):
-    check(*poisoned(64), None, shares)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (16, 1, 4), (6, 2, 2), (64, 1, 1)]
@@ -115,16 +110,6 @@ def test_options(name, page_size):
         key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()
     }
     check(*poisoned(page_size, options=options, M=2))
-
-
-def test_starts():
-    starts = torch.tensor([5, 1, 0, 64, 0, 1776, 3, 0], device="cuda")
-    check(*poisoned(options={"kv_starts": starts}))
-
-
-@pytest.mark.parametrize("page_size", [None, 64])
-def test_keys_of_a_head_behind_each_other(page_size):
-    check(*poisoned(page_size, transposed=True))
 
 
 @pytest.mark.parametrize("version", [fa3, fa4])

@@ -5,21 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions import attention
 from flash_versions.bench.record import record
-from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.fa3.hopper.host import left_to_portable
 from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
 from tests.gpu.launches import differing, on_hopper, qkv
-from tests.gpu.test_hopper import DESCRIBED, DTYPES
 from tests.helpers.kernels.budget import assert_right, assert_within_budget
 
 pytestmark = on_hopper
@@ -67,35 +63,11 @@ def check_fp8(schedule, q, k, v, **options):
     assert_right(request, *run(request, prepare(request), schedule)[:2])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
-def test_every_case_that_it_takes(case, dtype):
-    request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
-    if reason := left_to_portable(request):
-        pytest.skip(reason)
-    assert_right(request, *forward_hopper.forward(request)[:2])
-
-
 @pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_every_switch(schedule, causal):
     check(schedule, *qkv(700, 900, 12, 64, kv_heads=4, batch=3), causal=causal)
     check(schedule, *qkv(300, 200, 2, 64), causal=causal, window=(100, None))
-
-
-@pytest.mark.parametrize("D", [32, 64, 80, 128, 192, 256])
-def test_head_dims(D):
-    check(None, *qkv(700, 900, 6, D, kv_heads=2, batch=2), causal=True)
-    check(None, *qkv(700, 900, 6, D, kv_heads=2, batch=2), softcap=20.0)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 8.0])
-def test_a_maximum_that_grows_with_every_block(threshold):
-    """Keys are visited last first: every block raises the reference of every row."""
-    q, k, v = qkv(256, 2048, 4, 64)
-    q = q.abs()
-    k = k * 0.1 + torch.linspace(4, 0, 2048, device="cuda", dtype=k.dtype)[None, :, None, None]
-    check(replace(SMALL, threshold=threshold), q, k, v)
 
 
 @pytest.mark.parametrize("scales", ["tensor", "head", "block"])
@@ -115,30 +87,6 @@ def test_every_switch_in_fp8(schedule):
         q, k, v = qkv(700, 900, 6, 64, kv_heads=2, batch=2)
         v = v * k_sizes[None, :, None, None]
         check_fp8(schedule, q, k, v, precision=Fp8("block"), **options)
-
-
-@pytest.mark.parametrize("threshold, consumers, starts", [
-    (0.0, 2, True), (0.0, 3, False), (1.0, 3, True), (4.0, 2, False), (8.0, 3, True),
-])  # fmt: skip
-def test_every_threshold_in_fp8(threshold, consumers, starts):
-    schedule = RolesConfig(consumers, stages=3, q_stages=1, threshold=threshold, starts=starts)
-    inputs = qkv(500, 900, 4, 128)
-    check_fp8(schedule, *inputs, precision="fp8:head")
-    check_fp8(schedule, *inputs, window=(200, 30), precision="fp8:head:e5m2")
-    check_fp8(schedule, *inputs, causal=True, precision="fp8:tensor:hadamard")
-    check_fp8(schedule, *inputs, causal=True, precision="fp8:block")
-
-
-def test_e5m2_and_tensors_that_are_quantised_already():
-    inputs = qkv(700, 900, 4, 128)
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        check_fp8(None, *inputs, precision=Fp8("head", dtype=dtype))
-        eight = [x.to(dtype) for x in inputs]
-        scale = torch.tensor([[0.5, 1.0, 2.0, 0.25]], device="cuda")
-        options = {"q_descale": scale, "k_descale": scale, "v_descale": scale}
-        check_fp8(None, *eight, causal=True, **options)
-        o = attention(*eight, causal=True, **options)
-        assert o.dtype == torch.bfloat16 and o.isfinite().all()
 
 
 @by_length

@@ -8,10 +8,8 @@ import pytest
 import torch
 from triton import knobs
 
-from flash_versions import VERSIONS, attention, load_version
+from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.replay import graphs, keys
-from flash_versions.mine import start
-from tests.helpers.kernels.budget import assert_within_budget
 
 pytestmark = pytest.mark.gpu
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -116,33 +114,6 @@ def test_a_call_under_autocast_is_another_one(version):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
-def test_gradients_under_autocast(version, monkeypatch):
-    """Of tensors that it casts, and of a forward without it."""
-    leaves = [x.float().requires_grad_() for x in dense()]
-    cast = [x.detach().bfloat16().requires_grad_() for x in leaves]
-    do = torch.randn_like(cast[0])
-
-    def gradients():
-        found = []
-        with torch.autocast("cuda", torch.bfloat16):
-            for inputs in (leaves, cast):
-                o = attention(*inputs, causal=True, version=version, deterministic=True)
-                found += torch.autograd.grad(o, inputs, do)
-        o = attention(*cast, causal=True, version=version, deterministic=True)
-        with torch.autocast("cuda", torch.float16):
-            return found + [*torch.autograd.grad(o, cast, do)]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(keys, "place_of", lambda x: None)
-        expected = gradients()
-    for _ in range(4):
-        for mine, theirs in zip(gradients(), expected, strict=True):
-            assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
-    calls = [call for found in keys.known.values() for _, call in found]
-    assert calls and all(call.usual for call in calls)
-
-
-@pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_streams_and_threads(version):
     """Several at once, each with other tensors."""
     inputs = [dense(B=1, M=2048, N=2048) for _ in range(8)]
@@ -159,19 +130,6 @@ def test_streams_and_threads(version):
         for found, right in zip(pool.map(work, inputs), expected):
             for mine in found:
                 assert all(map(torch.equal, mine, right))
-
-
-def test_a_graph_captures_after_replays():
-    q, k, v = dense()
-    for _ in range(4):
-        expected = attention(q, k, v, causal=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = attention(q, k, v, causal=True)
-    q.copy_(torch.randn_like(q))
-    graph.replay()
-    assert torch.equal(o, attention(q, k, v, causal=True))
-    assert not torch.equal(o, expected)
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
@@ -216,16 +174,6 @@ def test_no_memory_is_kept(version):
         step()
     gc.collect()
     assert torch.cuda.memory_allocated() <= before
-
-
-def test_a_version_of_a_users_own_goes_on_computing():
-    mine = load_version(start.__file__)
-    for n in range(6):
-        torch.manual_seed(n)
-        q, k, v = (x.contiguous() for x in dense(M=64, N=64, kv_heads=4))
-        o, lse = attention(q, k, v, causal=True, version=mine, return_lse=True)
-        assert_within_budget(o, lse, q, k, v, causal=True)
-    assert not keys.known
 
 
 @pytest.mark.parametrize("case", CALLS)

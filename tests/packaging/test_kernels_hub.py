@@ -15,7 +15,7 @@ import torch
 
 from flash_versions import compare
 from flash_versions.integrations.hub.__main__ import main
-from flash_versions.integrations.hub.export import BUILD, relative, write_kernel
+from flash_versions.integrations.hub.export import BUILD, write_kernel
 
 SET_UP = """
 import sys
@@ -181,14 +181,6 @@ def test_metadata(written, tmp_path):
     again = json.loads((tmp_path / "again" / BUILD / "metadata.json").read_text())
     assert again == about
     assert (written / "README.md").read_text().startswith("---\nlibrary_name: kernels\n")
-
-
-def test_relative():
-    line = "from flash_versions.versions.api import attention"
-    assert relative(line, 0) == "from .versions.api import attention"
-    assert relative(line, 2) == "from ...versions.api import attention"
-    with pytest.raises(ValueError, match="cannot be relative"):
-        relative("import flash_versions.versions", 0)
 
 
 def test_it_replaces_its_own_folder_only(written, tmp_path, capsys):

@@ -65,7 +65,7 @@ def test_contents(built):
         if path.is_file() and "__pycache__" not in path.parts
     }
     wheel = {name for name in zipfile.ZipFile(built[".whl"]).namelist() if "dist-info" not in name}
-    assert wheel == expected
+    assert wheel == expected >= {f"{package}/py.typed" for package in PACKAGES}
     with tarfile.open(built[".gz"]) as archive:
         sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert sdist > expected | {"Makefile", "README.md", "tests/conftest.py", "docs/conf.py"}

@@ -2,7 +2,7 @@
 apart.py: each of CALLS is compiled in a process of its own.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
@@ -12,7 +12,6 @@ from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa4.hopper import backward as fa4_backward
 
 INT32 = torch.zeros(2, dtype=torch.int32)
@@ -63,12 +62,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Gradients(Call):
-    """The backward for Hopper alone. switches: what is other than in a plain configuration;
-    eighths: of the exponentials that are polynomials.
-    """
+    """The backward for Hopper alone. eighths: of the exponentials that are polynomials."""
 
     version: str = "fa3"
-    switches: dict | None = None
     eighths: int = 0
 
     def compile(self, arch: str) -> list[Compiled]:
@@ -76,8 +72,7 @@ class Gradients(Call):
         request = self.request()
         o = torch.empty_like(request.q[..., :1]).expand(*request.q.shape[:3], request.v.shape[3])
         o, lse = o.contiguous(), torch.empty(1, request.q.shape[2], request.q.shape[1])
-        config = None if self.switches is None else replace(BackwardConfig(), **self.switches)
-        given = request, o, lse, None, torch.empty_like(o), lse, config
+        given = request, o, lse, None, torch.empty_like(o), lse, None
         with compiling(arch) as found:
             fa4_backward.backward(*given, eighths=self.eighths)
         return found
@@ -99,7 +94,6 @@ class Append:
 
 
 LONG = (1, 4096, 32, 8)
-PAIR = {"panels": True, "pair": True}
 CALLS: dict[str, dict[str, Call | Append]] = {
     "portable": {
         "fa1": Call("fa1", backward=True),
@@ -121,8 +115,6 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "fa2, packed": Call("fa2", options=PACKED, shape=(512, 512, 4, 2), backward=True),
         "fa2, intervals": Call("fa2", options=INTERVALS, shape=(512, 512, 4, 2)),
         "fa2, pages": Call("fa2", 64, PAGES),
-        "fa3, late wait": Call("fa3", variant="late wait"),
-        "fa3, in order": Call("fa3", variant="no overlap"),
         "fa3, 256": Call("fa3", 256),
         "fa3, 160": Call("fa3", 160, dtype=torch.float16),
         "fa3, 192 by 128": Call("fa3", 192, head_dim_v=128),
@@ -130,7 +122,6 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "decode, rows": Call("fa3", 64, LENGTHS, (1, 8192, 32, 8), batch=16),
         "fa3, packed": Call("fa3", options=PACKED, shape=(512, 512, 4, 2)),
         "fa3, intervals": Call("fa3", options=INTERVALS, shape=(512, 512, 4, 2)),
-        "fa4, always": Call("fa4", options={}, variant="always rescale"),
         "fa4, packed": Call("fa4", options=PACKED, shape=(512, 512, 4, 2)),
     },
     "fp8": {
@@ -139,16 +130,9 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "fp8, fa4": Call("fa4", options={"precision": "fp8:head"}),
     },
     "gradients": {
-        "64": Gradients(head_dim=64),
-        "scores": Gradients(options={"softcap": 30.0}),
         "256": Gradients(head_dim=256, shape=(500, 700, 8, 4)),
-        "in turns": Gradients(options=CAUSAL | {"deterministic": True}),
-        "96": Gradients(head_dim=96, switches={"panels": True, "early": True, "stages": 3}),
         "192 by 128": Gradients(head_dim=192, head_dim_v=128),
-        "160, pair": Gradients(head_dim=160, switches=PAIR),
-        "192, pair, in parts": Gradients(
-            head_dim=192, shape=(500, 700, 8, 4), switches=PAIR | {"parts": 2}
-        ),
+        "in turns": Gradients(options=CAUSAL | {"deterministic": True}),
     },
     "elsewhere": {name: Call(name, backward=name in ("fa1", "fa2")) for name in VERSIONS}
     | {"fp8": Call("fa3", options=CAUSAL | {"precision": "fp8:block"})},

@@ -1,7 +1,4 @@
-"""Which loops the emulator refuses, as Triton would compile them to other ones than Python runs.
-
-tests/compile/test_carried.py shows that it does.
-"""
+"""Which loops the emulator refuses, as Triton would compile them to other ones than Python runs."""
 
 import pytest
 

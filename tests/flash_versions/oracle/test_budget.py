@@ -144,16 +144,6 @@ def test_another_dropout_mask_is_rejected(inputs):
     assert {name for name, accuracy in found.items() if accuracy.ok} == {"lse"}
 
 
-def test_overflowing_gradients_have_an_fp32_yardstick():
-    q, k, v = (300 * torch.randn(1, 20, 1, 64).half() for _ in range(3))
-    v, do = v / 300, torch.randn(1, 20, 1, 64).half()
-    request = make_request(q, k, v)
-    assert not plain_pytorch(request, do, None)["dv"].isfinite().all()
-    dv = by_fa2(q, k, v, do)["dv"]
-    assert assess_request({"dv": dv}, request, do)["dv"].ok
-    assert not assess_request({"dv": dv * 0}, request, do)["dv"].ok
-
-
 # ---- compare ----
 
 

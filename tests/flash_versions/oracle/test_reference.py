@@ -253,15 +253,6 @@ def test_gradients_are_those_of_finite_differences(name):
     torch.autograd.gradcheck(run, leaves)
 
 
-def test_packed_gradients_are_those_of_finite_differences():
-    leaves = [x[0].requires_grad_() for x in inputs(4, 5, heads=2, kv_heads=1, dim=3, batch=1)]
-    options = {
-        "cu_seqlens_q": torch.tensor([0, 1, 1, 3]),
-        "cu_seqlens_k": torch.tensor([0, 2, 4, 4]),
-    }
-    torch.autograd.gradcheck(lambda *x: attention_reference(*x, **options)[0], leaves)
-
-
 # ---- torch's SDPA as a baseline ----
 
 SDPA_CASES = {

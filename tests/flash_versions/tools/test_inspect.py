@@ -67,17 +67,6 @@ def test_hot_loop_of_a_listing():
     assert loop.instructions[-1] == ("@!P0", "BRA", "`(.L_x_1)")
 
 
-def test_no_loop_without_products():
-    assert sass.find_hot_loops("") == []
-    assert sass.find_hot_loops(LISTING.replace("HGMMA", "FFMA")) == []
-
-
-def test_loops_are_those_of_the_definition():
-    """0 -> 1 -> 2 -> 3 -> 1 with 2 -> 2 inside, and 3 -> 4 -> 5 <-> 6, which 4 enters twice."""
-    following = [[1], [2], [2, 3], [1, 4], [5, 6], [6], [5]]
-    assert sass.loops(following) == {1: {1, 2, 3}, 2: {2}}
-
-
 LOG = """ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async is serialized
 ptxas info    : (C7517) warpgroup.wait is injected in around line 251
 ptxas info    : 11 bytes gmem
@@ -158,20 +147,6 @@ def test_a_kernel_of_roles_as_json(capfd):
 
 
 @pytest.mark.slow
-def test_precision_compiles_what_quantises_too(capfd):
-    """Scales of heads take two launches. On sm_120 the products are those of 8-bit mma.sync."""
-    command = ["fa4", "--precision", "fp8:head", "--arch", "sm_120", "--json", *SMALL]
-    assert inspect.main(command) == 0
-    document = json.loads(capfd.readouterr().out)
-    assert document["arch"] == "sm_120"
-    assert document["call"].endswith("bfloat16, full, precision fp8:head")
-    kernels = document["kernels"]
-    assert [k["kernel"] for k in kernels] == ["quantize_kernel"] * 2 + ["forward_kernel"]
-    assert all(loop["opcodes"]["QMMA"] for loop in kernels[-1]["hot_loops"])
-    assert kernels[-1]["hot_loops"] and not kernels[0]["hot_loops"]
-
-
-@pytest.mark.slow
 def test_code_to_a_file(tmp_path, capfd):
     file = tmp_path / "kernel.ptx"
     command = ["fa1", "--arch", "sm_80", "--show", "ptx", "--out", str(file), *SMALL]
@@ -199,13 +174,3 @@ def test_one_sentence(arguments, sentence, capfd):
     out, err = capfd.readouterr()
     assert f"error: {sentence}" in err
     assert not out and "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--length", "0"], ["--heads", "x"], ["--window", "1", "x"]],
-)
-def test_malformed_options(arguments, capsys):
-    with pytest.raises(SystemExit):
-        inspect.main(["fa2", *arguments])
-    assert "error: argument" in capsys.readouterr().err

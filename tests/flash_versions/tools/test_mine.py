@@ -15,8 +15,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
 from flash_versions.mine import command, rank, start
-from flash_versions.mine.check import Outcome, check, find_faults
-from flash_versions.mine.summary import common_property
+from flash_versions.mine.check import check, find_faults
 from flash_versions.versions.oracle.suite import CASES, Case
 
 TEXT = Path(start.__file__).read_text()
@@ -117,16 +116,6 @@ def test_a_backward_of_its_own(given, of_lse, wrong, tmp_path):
     assert {fault.split(":")[0] for fault in faults[::2]} == ({"dq", "dk"} if wrong else set())
 
 
-def test_without_a_backward_it_learns_with_that_of_fa2(tmp_path):
-    name = load(tmp_path).name
-    q, k, v = (x.requires_grad_() for x in GROUPED.inputs(torch.float32, "cpu"))
-    o = flash_versions.attention(q, k, v, causal=True, version=name)
-    o.backward(do := torch.randn_like(o))
-    gradients = {"dq": q.grad, "dk": k.grad, "dv": v.grad}
-    found = flash_versions.compare(o.detach(), q, k, v, causal=True, do=do, **gradients)
-    assert all(accuracy.ok for accuracy in found.values())
-
-
 REFUSED = {
     "no forward": ("def forward(", "def forwards(", "has no function `forward"),
     "no features": ("FEATURES =", "FEATURE =", "has no FEATURES"),
@@ -170,16 +159,6 @@ def test_what_is_not_declared_is_refused(tmp_path):
         assert reason == (
             feature and f"version '{version.name}': {feature} is not in its FEATURES."
         )
-
-
-def test_what_wrong_cases_have_in_common():
-    of = [Outcome(case, torch.float32, None, []) for case in CASES]
-    wrong = [x for x in of if x.case.heads != x.case.kv_heads]
-    right = [x for x in of if x.case.heads == x.case.kv_heads]
-    assert common_property(wrong, right).endswith(
-        f"0 of {len(right)} right ones, have grouped heads."
-    )
-    assert common_property(wrong, []) is None and common_property([], right) is None
 
 
 def test_new_keeps_a_file_and_bench_needs_a_gpu(tmp_path, capsys, monkeypatch):

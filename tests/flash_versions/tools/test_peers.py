@@ -1,7 +1,5 @@
 """The other implementations: plain PyTorch is right, the libraries are called as they ask to be."""
 
-import sys
-import types
 from functools import partial
 
 import pytest
@@ -34,27 +32,6 @@ def test_plain_attention_refuses_what_does_not_fit(monkeypatch):
     monkeypatch.setattr(peers, "free_memory", lambda device: 3 * 2 * 8 * 8 * 4 - 1)
     with pytest.raises(MemoryError, match="3 score matrices"):
         peers.plain(q.detach(), q, q, False)
-
-
-@pytest.mark.parametrize("returned", ["o", "o and lse"])
-def test_flash_attn_4_returns_o(returned, monkeypatch):
-    def function(q, k, v, causal):
-        assert causal
-        return q + 1 if returned == "o" else (q + 1, None)
-
-    cute = types.ModuleType("flash_attn.cute")
-    cute.flash_attn_func = function
-    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
-    q = torch.zeros(1, 2, 1, 16)
-    assert torch.equal(peers.flash_attn_4(q, q, q, True), q + 1)
-
-
-def test_versions_of_libraries_that_are_not_there():
-    assert peers.installed("torch") and peers.installed_version("torch", "torch") != "unknown"
-    assert not peers.installed("no_such_package.module")
-    assert peers.installed_version("no_such_module", "none") == "not installed"
-    assert peers.installed_version("json", "no-such-distribution") == "unknown"
 
 
 @pytest.mark.gpu

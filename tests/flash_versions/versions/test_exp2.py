@@ -12,7 +12,6 @@ from lessons.fit_exp2 import (
     chosen_degree,
     evaluate,
     measure,
-    remez,
     rounded,
     samples,
 )
@@ -45,14 +44,6 @@ def polynomial(x, degree=3):
     grid = (triton.cdiv(x.numel(), block),)
     polynomial_kernel[grid](x, out, x.numel(), DEGREE=degree, BLOCK=block)
     return out
-
-
-# ---- the derivation ----
-
-
-@every_degree
-def test_the_committed_coefficients_are_the_derived_ones(degree):
-    assert COEFFICIENTS.value[degree] == remez(degree).coefficients
 
 
 # ---- the error ----
@@ -91,13 +82,6 @@ def test_the_kernel_computes_what_was_measured(degree, device):
 def test_whole_numbers_are_exact(degree, device):
     x = torch.arange(-126.0, 128.0, device=device)
     assert torch.equal(polynomial(x, degree), torch.ldexp(torch.ones_like(x), x.int()))
-
-
-def test_nothing_is_left_far_below(device):
-    far = torch.tensor([-127.0, -127.5, -1e4, -3e38, float("-inf")], device=device)
-    assert torch.equal(polynomial(far), torch.zeros_like(far))
-    below = torch.linspace(-127, -126, 1001, device=device)[:-1]
-    assert (polynomial(below) >= 0).all() and (polynomial(below) <= 2.0**-126).all()
 
 
 def test_nan_does_not_become_a_number_that_counts(device):

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
@@ -49,21 +48,6 @@ def test_a_sink_counts_once(num_splits, device):
     sink = torch.tensor([3.0, -5.0, 0.0, float("-inf")], device=device)
     o, lse = forward(*tensors, num_splits=num_splits, sink=sink)
     assert_within_budget(o, lse, *tensors, sink=sink)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"M": 1, "heads": 3, "kv_heads": 1, "head_dim": 80},
-        {"M": 40, "N": 130, "dtype": torch.float16},
-        {"M": 20, "N": 300, "head_dim": 256, "batch": 1, "dtype": torch.bfloat16},
-    ],
-    ids=str,
-)
-def test_split_shapes(shape, device):
-    q, k, v = inputs(device, **shape)
-    o, lse = attention(q, k, v, causal=True, num_splits=3, version="fa2", return_lse=True)
-    assert_within_budget(o, lse, q, k, v, causal=True)
 
 
 def test_splits_with_lengths_of_their_own(device):

@@ -16,13 +16,11 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa3 import forward as unconditional
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa4 import EXPLICIT, VERSION, ablation, blackwell_limits
+from flash_versions.versions.fa4 import EXPLICIT, VERSION, blackwell_limits
 from flash_versions.versions.fa4 import forward as portable
 from flash_versions.versions.fa4.exp2 import DEGREES
-from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.oracle.suite import CASES
-from flash_versions.versions.tiles import wgmma
 from tests.helpers.kernels.budget import assert_right, random_inputs
 
 interpreted = pytest.mark.skipif(
@@ -127,14 +125,6 @@ def test_a_row_does_not_depend_on_its_neighbours(device):
         assert torch.equal(x[:, rows:], y[:, rows:])
 
 
-@interpreted
-def test_nan_in_the_polynomial_reaches_the_output(device):
-    q, k, v = inputs(device)
-    k[:, 0] = float("nan")  # column 0 is the first that the polynomial gets
-    o = portable.forward(make_request(q, k, v), SMALL, eighths=1)[0]
-    assert not o.isfinite().any()
-
-
 # ---- what is left out ----
 
 
@@ -196,21 +186,6 @@ def test_a_rule_that_cannot_be_is_refused(options, dtype, sentence, device):
     request = make_request(*inputs(device, dtype=dtype))
     with pytest.raises(ValueError, match=sentence):
         portable.forward(request, **options)
-
-
-@pytest.mark.parametrize("name", ablation.BACKWARD_VARIANTS)
-def test_variants_of_the_backward(name, device, monkeypatch):
-    """They are asked for on Hopper, and say elsewhere that there is no kernel."""
-    request = make_request(*inputs(device))
-    variant = ablation.BACKWARD_VARIANTS[name]
-    if not wgmma.available(torch.device(device)):
-        with pytest.raises(ValueError, match="Hopper"):
-            variant(request, None, None, None, None, None)
-    asked = []
-    monkeypatch.setattr(ablation.fa3.backward_hopper, "left_to_portable", lambda request: None)
-    monkeypatch.setattr(explicit.exact, "backward", lambda *given, **how: asked.append(how))
-    variant(request, None, None, None, None, None)
-    assert asked == [{"function": explicit.exp2, "share": int(name[0])}]
 
 
 # ---- what is left to others ----

@@ -170,14 +170,6 @@ def test_the_last_query_of_a_tile(side, device):
     check("fa2", q, k, v, **{side: edges})
 
 
-def test_split_keys(device):
-    """Each split takes a share of the list, some of them nothing."""
-    lengths = [100, 30, 70]
-    q, k, v = inputs(200, dtype=torch.float32, device=device)
-    options = masks.documents(lengths, device=device)
-    check("fa2", q, k, v, backward=False, num_splits=4, **options)
-
-
 def test_blocks_that_nobody_sees_are_not_listed(device):
     """Two documents of four blocks each: a tile of queries has its own document's blocks only, the
     diagonal one with a mask.

@@ -130,17 +130,6 @@ def with_gradients(version, q, k, v, options, do=None):
     return o, *torch.autograd.grad(o, leaves, torch.ones_like(o) if do is None else do)
 
 
-def test_no_sequence_but_rows(device):
-    q, k, v = packed_inputs([20], [20], device)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    o, lse = attention(
-        *leaves, cu_seqlens_q=bounds([], device), cu_seqlens_k=bounds([], device),
-        version="fa2", return_lse=True
-    )  # fmt: skip
-    assert not o.any() and (lse == -torch.inf).all()
-    assert not any(g.any() for g in torch.autograd.grad(o.sum(), leaves))
-
-
 def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
     """int32 and int64 bounds, aligned and not, need different code: never the same key."""
     keys = []
@@ -157,14 +146,6 @@ def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
         lay_out(request, Tiling(64))
         lay_out(request, Tiling(64, of_keys=True))
     assert len(set(keys)) == 4
-
-
-def test_packed_and_split(device):
-    lengths_q, lengths_k = [1, 3, 1, 0], [300, 500, 1, 20]
-    given = {"cu_seqlens_q": bounds(lengths_q, device), "cu_seqlens_k": bounds(lengths_k, device)}
-    q, k, v = packed_inputs(lengths_q, lengths_k, device)
-    o, lse = attention(q, k, v, causal=True, num_splits=4, return_lse=True, version="fa2", **given)
-    assert_within_budget(o, lse, q, k, v, causal=True, **given)
 
 
 @pytest.mark.parametrize(("M", "num_splits"), [(1, None), (20, None), (20, 3)])

@@ -92,13 +92,6 @@ def test_strided_tensors(device):
     assert_decodes(make_request(q, k[:, :1].expand_as(k), v, num_splits=2))
 
 
-def test_any_number_of_splits_covers_every_block_once(device):
-    """One more split than blocks leaves one empty; shares differ by a block at most."""
-    q, k, v = inputs(device, N=7 * 32 - 5, batch=1)
-    for num_splits in range(1, 8):
-        assert_decodes(make_request(q, k, v, causal=True, num_splits=num_splits))
-
-
 @pytest.mark.parametrize("num_splits", [2, 16, 17, 40])
 def test_the_reduction_of_several_rounds(num_splits, device, monkeypatch):
     """A split without a visible key weighs nothing, in the first round or a later one."""

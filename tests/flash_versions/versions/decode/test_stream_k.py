@@ -133,13 +133,6 @@ def test_who_shares(num_splits, device, monkeypatch):
     assert bool(calls) == (num_splits is None)
 
 
-def test_no_sequence(device):
-    q, k, v = (x[:0] for x in inputs(device))
-    lengths = torch.zeros(0, dtype=torch.int32, device=device)
-    o = attention(q, k, v, causal=True, kv_lengths=lengths, version="fa2")
-    assert o.shape == q.shape
-
-
 @pytest.mark.parametrize(
     ("head_dim", "kv_heads", "batch", "expected"),
     [

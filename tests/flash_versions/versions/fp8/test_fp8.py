@@ -10,15 +10,11 @@ import torch
 from flash_versions import Fp8, attention, attention_reference
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.flash_attn import flash_attn_func
-from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fp8.quantize import dequantize, prepare
 from flash_versions.versions.oracle.budget import assess_request
-from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
+from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.kernels.budget import (
     assert_ok,
-    assert_right,
     assert_within_budget,
     random_inputs,
 )
@@ -60,23 +56,6 @@ def test_every_precision(how, device):
     o, _ = check(q, k, v, precision=how, causal=True)
     assert o.dtype == torch.float16
     assert torch.equal(o, attention(q, k, v, precision=str(how), causal=True, version="fa3"))
-
-
-@pytest.mark.parametrize("factor", [0.01, 100.0])
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_blocks_of_very_different_scales(name, factor, device):
-    given = dict(zip("qkv", inputs(device)))
-    given[name][:, : 64 if name == "q" else 128] *= factor
-    check(*given.values(), precision="fp8", scale=0.02, causal=True)
-
-
-@pytest.mark.parametrize("where", [slice(0, 128), slice(128, None)], ids=["first", "last"])
-def test_a_block_of_zeros(where, device):
-    q, k, v = inputs(device)
-    for x in (k, v):
-        x[:, where] = 0
-    q[:, :64] = 0
-    check(q, k, v * 1e-4, precision="fp8")
 
 
 @pytest.mark.parametrize("how", ["fp8", "fp8:head", "fp8:tensor", None], ids=str)
@@ -144,14 +123,6 @@ def per_row(scale, x, name):
     else:
         scale = scale.repeat_interleave(64 if name == "q" else 128, 2)[..., :length]
     return scale.repeat_interleave(heads // scale.shape[1], 1).mT[..., None].double()
-
-
-@pytest.mark.parametrize("layout", ["(B, H, S, D) transposed", "slice of a packed QKV"])
-def test_any_strides(layout, device):
-    """Of inputs that are quantised inside, and of those that are so already."""
-    q, k, v = inputs(device, M=20, N=140)
-    check(*(LAYOUTS[layout](x) for x in (q, k, v)), precision="fp8", causal=True)
-    check(*(LAYOUTS[layout](x.to(E4M3).view(torch.int8)).view(E4M3) for x in (q, k, v)))
 
 
 # ---- 8-bit rows that are gathered: packed sequences, pages, padding on the left ----
@@ -266,23 +237,6 @@ def test_only_a_gradient_is_refused(version, kind, device):
         attention(q.detach(), k.detach(), v, **options).float().sum().backward()
 
 
-# ---- the kernel itself ----
-
-
-@pytest.mark.parametrize(
-    "config",
-    [LaunchConfig(16, 32, 4, 2), LaunchConfig(128, 128, 8, 3), LaunchConfig(64, 64, 4, 3)],
-    ids=lambda c: f"{c.block_q}x{c.block_kv}",
-)
-def test_any_tiles(config, device):
-    q, k, v = inputs(device)
-    k[:, 128:] *= 10
-    v[:, :128] *= 10
-    request = make_request(q, k, v, causal=True, window=(100, None), precision="fp8")
-    o, lse, _ = forward_fp8.forward(request, prepare(request), config)
-    assert_right(request, o, lse)
-
-
 # ---- doors ----
 
 
@@ -293,14 +247,6 @@ def test_a_gpu_without_fp8_is_told(monkeypatch):
         attention(q, k, v, precision="fp8", version="fa3")
 
 
-def test_flash_attention_2s_functions_take_scales(device):
-    q, k, v = quantised(device, M=20, N=30)
-    scales = {f"{name}_descale": random_scales(1, 1, device=device) for name in "qkv"}
-    expected = attention(q, k, v, causal=True, return_lse=True, **scales)
-    found = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **scales)
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-
-
 def test_the_baseline_is_fp8_too(device):
     q, k, v = inputs(device)
     o, lse = check(q, k, v, version="reference", precision="fp8")
@@ -309,16 +255,6 @@ def test_the_baseline_is_fp8_too(device):
     request = make_request(q, k, v, precision="fp8")
     dequantised = [x.contiguous() for x in dequantize(prepare(request))]
     assert torch.allclose(lse, attention_reference(*dequantised)[1])
-
-
-def test_compiles_as_one_graph(device):
-    def layer(q, k, v, *eight):
-        return attention(q * 2, k, v, precision="fp8:head") + attention(*eight, causal=True)
-
-    given = *inputs(device), *quantised(device)
-    with torch.no_grad():
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        assert torch.equal(compiled(*given), layer(*given))
 
 
 def test_scores_whose_scale_underflows(device):
