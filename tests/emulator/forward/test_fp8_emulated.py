@@ -94,8 +94,8 @@ def test_every_order(version, order):
     """More tiles than programs; blocks and heads whose scales differ. Scores of the caller's 8-bit
     tensors have 32 bits.
     """
-    q, k, v = qkv(150, 331, 2, 64)
-    q[:, 64:128, 1] *= 4
+    q, k, v = qkv(100, 331, 4, 64, kv_heads=2)
+    q[:, 64:, 1] *= 4
     k[:, 128:256] *= 3
     v[:, :128, 1] *= 20
     check(version, SMALL[version], q, k, v)
