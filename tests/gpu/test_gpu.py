@@ -78,7 +78,8 @@ def test_lengths_round_the_tile_sizes(version, S, D):
 def test_memory_grows_with_the_length_not_its_square(version, options):
     def peak(S):
         q, k, v = torch.randn(3, 1, S, 4, 64, device="cuda", dtype=torch.bfloat16)
-        forward_and_backward(q, k, v, causal=True, version=version, **options)  # it compiles here
+        for _ in range(2):  # it compiles, and libraries take memory that they keep
+            forward_and_backward(q, k, v, causal=True, version=version, **options)
         gc.collect()  # what compilers and earlier tests left must not vanish in between
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
