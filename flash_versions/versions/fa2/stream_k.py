@@ -58,7 +58,7 @@ from flash_versions.versions.tiles.sequences import Sequences, key_rows, new_out
 COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
 SEQUENCES = 64  # whose blocks a program adds up at once, at least: no kernel for each small batch
 RESERVED = 3072  # bytes of shared memory that a program takes besides its tiles, at most
-LONG = 2048  # keys; with 1024 sequences of 256, shares lose up to 20 % (docs/understand/log.md)
+LONG = 2048  # keys; with 1024 sequences of 256, shares lose up to 20 %
 MOST_SEQUENCES = 1024  # whose lengths every program reads, all at once
 WARPS = 8  # for so many a multiprocessor has all the registers that they can ask for
 
