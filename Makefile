@@ -41,7 +41,7 @@ chat: $(VENV)/.ready-transformer ## talk to it
 puzzles: $(VENV)/.ready ## kernels to write, from a masked copy to a small FlashAttention 3
 	@$(BIN)/python -m flash_versions.puzzles
 
-test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 5 to 15 minutes
+test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 3 to 8 minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)
 
 test-all: $(VENV)/.ready-test ## everything that needs no GPU
