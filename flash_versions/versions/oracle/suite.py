@@ -91,6 +91,8 @@ CASES = [
     Case("lengths per row, one query", 1, 150, batch=3, heads=4, kv_lengths=(150, 65, 1)),
     Case("lengths past the end and below 0", 5, 20, batch=2, kv_lengths=(99, -3)),
     Case("padding on the left", 70, 70, batch=4, causal=True, kv_starts=(0, 3, 66, 70)),
+    Case("padding on the left, keys ahead are seen", 70, 70, batch=2, kv_starts=(5, 66),
+         options={"window": (None, 3)}),
     Case("padding on both sides", 20, 150, batch=3, kv_lengths=(150, 99, 30),
          kv_starts=(64, 5, 30)),
     Case("starts behind the end and below 0", 5, 20, batch=2, kv_lengths=(7, 9),

@@ -18,6 +18,7 @@ CASES = {
     "plain": ((2, 4, 9, 16), (2, 4, 7, 16), {}),
     "causal": ((2, 4, 9, 16), (2, 4, 9, 16), {"is_causal": True}),
     "causal, fewer queries": ((1, 2, 5, 16), (1, 2, 9, 16), {"is_causal": True}),
+    "causal, more queries": ((1, 2, 9, 16), (1, 2, 5, 16), {"is_causal": True}),
     "grouped heads": ((2, 4, 5, 16), (2, 2, 5, 16), {"enable_gqa": True, "scale": 0.4}),
     "no batch, grouped heads": ((4, 5, 16), (2, 5, 16), {"enable_gqa": True}),
     "no heads": ((5, 16), (7, 16), {}),

@@ -11,6 +11,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from tests.flash_versions.versions.test_attention import check
 from tests.flash_versions.versions.test_packed import bounds, by_version
+from tests.helpers.kernels.budget import assert_within_budget
 
 
 def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu"):
@@ -160,6 +161,16 @@ def test_masks_in_the_kernels(name, device):
     n = 200
     q, k, v = inputs(n, heads=6, dtype=torch.float32, device=device)
     check("fa2", q, k, v, **MASKS[name](n, device))
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("num_splits", [2, 5])
+def test_masks_with_split_keys(name, num_splits, device):
+    """Each split has its part of the masked blocks and of the full ones."""
+    q, k, v = inputs(400, heads=2, kv_heads=1, dtype=torch.float32, device=device)
+    options = MASKS[name](400, device)
+    o, lse = attention(q, k, v, version="fa2", num_splits=num_splits, return_lse=True, **options)
+    assert_within_budget(o, lse, q, k, v, **options)
 
 
 @pytest.mark.parametrize("side", ["query_starts", "query_ends"])

@@ -137,6 +137,14 @@ def test_no_reward_for(answer):
     assert TASK.marks(worked("", answer), NUMBERS, TARGET) == Marks(answer=0, form=1)
 
 
+@pytest.mark.parametrize(
+    "answer, numbers, target",
+    [("3**2*1", (3, 2, 1), 9), ("8/4*3", (8, 4, 3), 6), ("3*8", (3, 3, 8), 24), ("3", (3,), 3)],
+)
+def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
+    assert not TASK.right(answer, numbers, target)
+
+
 MALFORMED = {
     "empty": "",
     "no tags": "8*4*3",
