@@ -142,7 +142,7 @@ def worth(document: Document, version: str) -> str:
         shapes(document, "ablation").values(), key=lambda group: any_row(group)["N"]
     ):
         longest[any_row(group)["D"], any_row(group)["causal"]] = group
-    members = ablated(longest.values()).get(version)
+    members = ablated(longest.values())[version]
     body = []
     for name in (*members, "cudnn"):
         cells = []

@@ -15,9 +15,9 @@ HOPPER = ("fa3", "fa4")  # versions with kernels of their own there, which the t
 def hook(document: Document) -> str:
     """The fastest version's rate, and how it compares with what torch users have."""
     group = by_shape(document, "table").get(SHAPE, {})
-    rates = {name: rate_of(group, name) for name in (*VERSIONS, *PEERS)}
+    rates = {name: row["tflops"] for name, row in group.items() if "tflops" in row}
     cudnn, torch_fa2, flash = rates["cudnn"], rates["torch fa2"], rates["flash-attn-4"]
-    best = max((rates[name] or 0.0, name) for name in VERSIONS)
+    best = max((rates.get(name, 0.0), name) for name in VERSIONS)
     gpu = document["suites"]["table"]["machine"]["gpu"]
     return (
         f"**{best[0]:.0f} TFLOP/s on an {gpu}: {best[0] / cudnn:.2f} times cuDNN's rate, "
@@ -70,9 +70,9 @@ def gained(group: dict[str, Row], name: str, before: str) -> str:
 def switched_off(document: Document) -> str:
     """Why both ideas of FA4 are off by default on Hopper from 33 to 128 dims."""
     group = by_shape(document, "ablation").get("D=128 causal, S=16384", {})
-    own = rate_of(group, "fa4")
+    own = group["fa4"]["tflops"]
     rescale, polynomial = (
-        rate_of(group, f"fa4 {variant}") for variant in ("rescale if grown", "1/8 polynomial")
+        group[f"fa4 {variant}"]["tflops"] for variant in ("rescale if grown", "1/8 polynomial")
     )
     return (
         "From 33 to 128 dims, both ideas of FA4 are off by default on Hopper in 16 bits, because "
