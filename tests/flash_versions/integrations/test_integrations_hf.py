@@ -45,7 +45,11 @@ MODELS = {
     "Llama": {},
     "Qwen3": {},
     "Mistral": {"sliding_window": WINDOW},
-    "Gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0},
+    "Gemma2": {
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 3.0,
+    },
     "GptOss": {"sliding_window": WINDOW, "num_local_experts": 2, **EXPERTS},
     # Its masks have a window, which it does not tell the attention function.
     "Qwen2Moe": {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}

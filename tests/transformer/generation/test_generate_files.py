@@ -107,15 +107,20 @@ def other_weights(folder, questions):
 
 @pytest.mark.parametrize(
     "change, options",
-    [(None, ()), (None, ("--temp", 0.5)), (other_lines, ()), (other_weights, ())],
-    ids=["same run", "options", "lines", "weights"],
-)
+    [
+        (None, ()), (other_lines, ()), (other_weights, ()), (None, ("--temp", 0.5)),
+        (None, ("--seed", 5)), (None, ("--stop", "q")), (None, ("--top-k", 3)),
+        (None, ("--top-p", 0.5)), (None, ("--min-p", 0.3)), (None, ("--repetition-penalty", 1.2)),
+    ],
+    ids=lambda x: x.__name__ if callable(x) else " ".join(map(str, x or ())),
+)  # fmt: skip
 def test_answers_of_different_runs_are_not_mixed(
     change, options, command, folder, questions, tmp_path, monkeypatch
 ):
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
+    given += ("--temp", 1)
     with monkeypatch.context() as patch:
         killed_in_batch(patch, 2, interrupt)
         assert command(*given, model=own)[0] == 130

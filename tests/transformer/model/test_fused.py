@@ -117,6 +117,11 @@ def test_several_tokens_of_each_row(device):
             found.append((forward(guess, cache), cache.keys_values[..., :7, :, :], cache.lengths))
     for expected, got in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    cache = KVCache(model.config, 2, 24, device)
+    with torch.inference_mode():
+        model(prompt, cache, torch.tensor([0, 2], device=device))
+        last = fused.forward(model, guess, cache, last_only=True)
+    torch.testing.assert_close(last, found[1][0][:, -1:], rtol=1e-4, atol=1e-4)
 
 
 def test_paged_cache(device):

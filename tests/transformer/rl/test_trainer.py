@@ -290,12 +290,15 @@ def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
         "task": "tests.helpers.models.tiny_grpo:Seldom",
         "warm_up": 3,
     }
-    changes |= {"replay": replay}
-    expected = steps(make_trainer(tempted, **changes), 4)
+    changes |= {"replay": replay, "average": 1.0}
+    whole = make_trainer(tempted, **changes)
+    expected = steps(whole, 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)
     steps(halfway, 2)
     rest.restore(halfway.state())
     assert all(map(torch.equal, steps(rest, 2), expected))
+    for name, mean in whole.state()["mean"].items():
+        assert torch.equal(rest.state()["mean"][name], mean), name
     other = steps(make_trainer(tempted, **changes, seed=1), 4)
     assert not any(map(torch.equal, other, expected))
 
