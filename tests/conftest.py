@@ -48,10 +48,6 @@ def pytest_configure(config):
         "markers",
         "wide: repeats for another dtype or size what a case that is not wide shows",
     )
-    config.addinivalue_line(
-        "markers",
-        "other_tritons: what the compiler makes of it differs from Triton to Triton",
-    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -192,7 +192,6 @@ def test_halves_and_caches_that_do_not_fit():
 
 
 @pytest.mark.slow
-@pytest.mark.other_tritons
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
