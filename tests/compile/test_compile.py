@@ -95,8 +95,8 @@ def test_nothing_spills(group):
 
 @of("portable", "hopper", "options", "fp8")
 def test_loads_are_pipelined(group):
-    """Tiles come by copies that nobody waits for at once: of threads in FA1 and FA2, of TMA in the
-    kernels for Hopper.
+    """No warp waits at once for the copies that bring tiles: copies of threads in FA1 and FA2, of
+    TMA in the kernels for Hopper.
     """
     for name, row in kernels(group):
         counts = row["counts"]

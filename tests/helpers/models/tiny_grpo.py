@@ -72,13 +72,6 @@ class Fewer(Count):
         return -1.0 - completion.count("a")
 
 
-class Never(Count):
-    name = "never"
-
-    def reward(self, completion: str, *arguments) -> float:
-        return 0.0
-
-
 class Raises(Count):
     name = "raises"
 
