@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test_interpreter.py \
+KERNEL_TESTS := tests/flash_versions/versions tests/simulator/language tests/simulator/rules \
 	tests/flash_versions/integrations/test_kv_cache.py tests/flash_versions/tools/test_inspect.py \
 	tests/compile tests/documents/notebooks/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
@@ -41,7 +41,7 @@ chat: $(VENV)/.ready-transformer ## talk to it
 puzzles: $(VENV)/.ready ## kernels to write, from a masked copy to a small FlashAttention 3
 	@$(BIN)/python -m flash_versions.puzzles
 
-test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 3 to 8 minutes
+test: $(VENV)/.ready-test ## every version and feature once, kernels simulated and compiled: no GPU, 3 to 8 minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)
 
 test-all: $(VENV)/.ready-test ## everything that needs no GPU

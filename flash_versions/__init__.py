@@ -8,14 +8,24 @@
 FlashAttention's own functions are in `flash_versions.flash_attn`, what puts this attention into
 transformers and torch's scaled_dot_product_attention in `flash_versions.integrations`.
 
-Without a GPU, importing the package turns Triton's CPU interpreter on, which only works before
-triton is imported, and repairs its bf16 and fp8 for all kernels of the process. With
-TRITON_INTERPRET=0 in the environment it does neither.
+Importing the package lets Triton's kernels, of anybody, compute on tensors that are on the CPU:
+they are simulated (`flash_versions.simulator`). Launches on a GPU stay as they are.
 """
 
-from flash_versions.dispatch import interpreter
+import sys
 
-interpreter.enable_without_gpu()  # before anything imports triton
+if sys.argv[:1] == [
+    "-m"
+]:  # a command: the current folder comes first, and a puzzle's copy.py in it
+    folder = sys.path.pop(0)  # would hide Python's, which torch imports
+    import copy  # noqa: F401
+
+    sys.path.insert(0, folder)
+    del folder
+
+from flash_versions import simulator  # noqa: E402
+
+simulator.install()  # before anything imports triton
 
 from flash_versions.dispatch.precision import Fp8  # noqa: E402
 from flash_versions.dispatch.version import Version  # noqa: E402

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request
 
 NEXT = """\
@@ -19,10 +18,6 @@ NEXT = """\
   python -m flash_versions.diff fa1 fa2      what changes from one version to the next
   python -m flash_versions.mine new          an attention of your own, in one file
   make test                                  every version against the fp64 oracle
-"""
-WITHOUT_TRITON = """\
-  python -m transformer.generate             a small model answers through torch's own attention
-  python -m flash_versions.diff fa1 fa2      what changes from one version to the next
 """
 
 
@@ -35,12 +30,12 @@ def installed(package: str) -> str:
 
 
 def where_it_runs(name: str) -> str:
-    """Whether a version runs natively, interpreted or not at all on this machine, and why."""
+    """Whether a version runs natively, simulated or not at all on this machine, and why."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
     if reason := VERSIONS[name].unsupported(Request(x, x, x)):
         return f"no: {reason}"
-    return "interpreted" if interpreter.enabled() else "natively"
+    return "natively" if device == "cuda" else "simulated"
 
 
 def report() -> list[tuple[str, str]]:
@@ -52,7 +47,6 @@ def report() -> list[tuple[str, str]]:
         rows.append(("GPU", f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"))
     else:
         rows.append(("GPU", "none"))
-    rows.append(("interpreter", "on" if interpreter.enabled() else "off"))
     rows += [(f"{v.name}  {v.title}", where_it_runs(v.name)) for v in VERSIONS.values()]
     return rows
 
@@ -63,8 +57,7 @@ def main() -> int:
     width = max(len(what) for what, _ in rows)
     for what, state in rows:
         sys.stdout.write(f"{what:<{width}}  {state}\n")
-    steps = WITHOUT_TRITON if interpreter.triton_missing() else NEXT
-    sys.stdout.write(f"\nNext, in this environment:\n{steps}")
+    sys.stdout.write(f"\nNext, in this environment:\n{NEXT}")
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Set-up for all tests: threads, the interpreter, NaN poisoning, a closing word on what ran."""
+"""Set-up for all tests: threads, NaN poisoning, a closing word on what ran."""
 
 import os
 import re
 
-# Before NumPy loads: the interpreter's small matrix products are slowest on many threads.
+# Before NumPy loads: small matrix products are slowest on many threads.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,13 +12,12 @@ if gpus := os.environ.get("GPUS"):
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker) % int(gpus))
 
-# First of all imports, so that without a GPU the interpreter is on before anything imports triton.
-import flash_versions  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
-import triton  # noqa: E402
+
 from flash_versions.dispatch import launch  # noqa: E402
 from flash_versions.dispatch.replay import graphs, keys, script  # noqa: E402
+from tests.helpers.kernels.overflow import check_overflow  # noqa: E402
 
 pytest_plugins = [
     "tests.helpers.shared_gpu",
@@ -27,11 +26,7 @@ pytest_plugins = [
 ]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-if triton.knobs.runtime.interpret:
-    from tests.helpers.kernels.overflow import check_overflow
-
-    check_overflow()
-
+check_overflow()
 
 # Of the architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not
 # repeat for float16.
@@ -72,7 +67,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def device() -> str:
-    """Where the kernels run: a GPU if there is one, else the CPU, interpreted."""
+    """Where the kernels run: a GPU if there is one, else the CPU, simulated."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -115,10 +110,10 @@ def seeded():
 def pytest_terminal_summary(terminalreporter, config):
     """Say what was exercised: a suite of skips is green and proves nothing."""
     passed = terminalreporter.stats.get("passed", [])
-    rooms = ("flash_versions/versions", "flash_versions/integrations", "emulator", "gpu")
+    rooms = ("flash_versions/versions", "flash_versions/integrations", "simulator", "gpu")
     kernels = [r for r in passed if r.nodeid.startswith(tuple(f"tests/{x}/" for x in rooms))]
     if torch.cuda.is_available():
         where = f"on {torch.cuda.get_device_name()}"
     else:
-        where = "in Triton's interpreter, no GPU found; on one, also run: make test-gpu"
+        where = "simulated, no GPU found; on one, also run: make test-gpu"
     terminalreporter.write_line(f"attention kernels: {len(kernels)} tests ran {where}")

@@ -27,7 +27,6 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.bench.document import new_document, save
-from flash_versions.dispatch.interpreter import triton_missing
 from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
@@ -55,7 +54,7 @@ class Shape:
 
     @classmethod
     def default(cls, device: str) -> "Shape":
-        """A long sequence; on the CPU, where kernels are interpreted, one for a minute's time."""
+        """A long sequence; on the CPU, where kernels are simulated, one for a minute's time."""
         return cls(8192, 16, 4) if device == "cuda" else cls(512, 2, 2)
 
 
@@ -135,12 +134,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--version", choices=VERSIONS, default="fa3", help="the version whose FP8 kernel runs (fa3)"
     )
     add("--device", choices=("cuda", "cpu"), help="where to run (cuda if it can)")
-    add("--length", type=int, help="tokens of the sequence (8192; interpreted 512)")
+    add("--length", type=int, help="tokens of the sequence (8192; simulated 512)")
     add("--seed", type=int, default=0, help="of the inputs")
     options = made.parse_args(arguments)
-    if missing := triton_missing():
-        sys.stderr.write(f"error: {missing}\n")
-        return 2
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shape = Shape.default(device)
     if options.length is not None:
@@ -149,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         shape = Shape(options.length, shape.heads, shape.oracle_heads)
     if device == "cpu":
         sys.stderr.write(
-            f"interpreted on the CPU: {shape.length} tokens, {shape.heads} heads; a GPU measures "
+            f"simulated on the CPU: {shape.length} tokens, {shape.heads} heads; a GPU measures "
             f"8192 tokens\n"
         )
     judged = f"{min(ORACLE_ROWS, shape.length)} queries of {shape.oracle_heads} heads, all keys"

@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rounds < 2:
         made.error(f"--rounds {options.rounds}: a median needs 2 or more")
     if not torch.cuda.is_available():
-        say("error: no GPU found; the seconds of interpreted kernels mean nothing")
+        say("error: no GPU found; the seconds of simulated kernels mean nothing")
         return 2
     watched = options.timeout if options.worker else 0
     mark, code = Mark(options.out.with_name(f"{options.out.name}.running"), watched), 0

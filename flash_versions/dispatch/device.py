@@ -7,12 +7,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
+from triton.runtime.jit import JITFunction
 
-from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.extras import triton_missing
 
-# Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
+# Shared memory in bytes that a program may use: on an H200; in the simulator, without limit.
 H200_SHARED_MEMORY = 232_448
 UNLIMITED = 1 << 40
+NO_SIMULATOR = (
+    "{name} is on the CPU, where the package flash_versions simulates these kernels, and they are "
+    "used without it; move it to a GPU, or use version='sdpa'."
+)
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -33,7 +38,7 @@ class Properties(NamedTuple):
     Attributes:
         capability: a GPU's compute capability, (9, 0) for Hopper; (0, 0) of another device.
         shared_memory: bytes of shared memory that one program may use.
-        num_sms: streaming multiprocessors (SMs) of a GPU; 1 on the CPU, where the interpreter runs
+        num_sms: streaming multiprocessors (SMs) of a GPU; 1 on the CPU, where the simulator runs
             program after program.
     """
 
@@ -49,6 +54,11 @@ class Devices:
         self.known: dict[torch.device, Properties] = {}
         self.assumed: Properties | None = None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether launches with tensors on the CPU are simulated in this process."""
+        return getattr(JITFunction.run, "simulates", False)
+
     @constant_in_compile
     def __getitem__(self, device: torch.device) -> Properties:
         """What is known of a device; inside of `assume`, what is assumed of every device. Constant
@@ -63,23 +73,17 @@ class Devices:
 
     def launches_overlap(self, device: torch.device) -> bool:
         """Whether a kernel may be launched while the one before it runs, and wait for it there."""
-        return self[device].capability >= (9, 0) and not interpreter.enabled()
+        return self[device].capability >= (9, 0)
 
     @constant_in_compile
-    def limits(self, device: torch.device) -> str | None:
-        """Why the kernels cannot run on a device, as a sentence, or None."""
+    def limits(self, device: torch.device, name: str = "q") -> str | None:
+        """Why kernels cannot run on the device of a tensor, in a sentence, or None."""
         if device.type not in ("cpu", "cuda"):
-            return f"q is on {device}; NVIDIA GPUs and, interpreted, the CPU work."
-        if interpreter.enabled():
-            return None  # on a GPU the interpreter copies to the host and back: slow, and right
-        if sentence := interpreter.triton_missing():
-            return sentence
+            return f"{name} is on {device}; NVIDIA GPUs and, simulated, the CPU work."
         if device.type == "cpu" and self.assumed is None:
-            return (
-                "CPU tensors need Triton's interpreter, which is off; set TRITON_INTERPRET=1 "
-                "before Python starts (or, without a GPU, import flash_versions before triton), "
-                "or use version='sdpa'."
-            )
+            return None if self.simulates else NO_SIMULATOR.format(name=name)
+        if device.type == "cuda" and (sentence := triton_missing()):
+            return sentence
         if (capability := self[device].capability) < (8, 0):
             major, minor = capability
             return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."

@@ -2,8 +2,23 @@
 
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, TextIO
+
+WITH_TRITON = (
+    "pip install triton"
+    if sys.platform == "linux"
+    else f"it has no wheels for {sys.platform}, so use Linux, WSL, a container or Colab"
+)
+
+
+@cache
+def triton_missing() -> str:
+    """One sentence that says that Triton's compiler is not installed; "" if it is."""
+    if find_spec("triton"):
+        return ""
+    return f"this needs Triton's compiler, and triton is not installed: {WITH_TRITON}."
 
 
 def missing(extra: str, *packages: str) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from triton.runtime import driver as runtime_driver
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.replay.driver import has_hooks
 from flash_versions.dispatch.replay.recording import note
 from flash_versions.dispatch.request import PLACES, Request
@@ -32,7 +31,7 @@ class Launcher:
 
     Args:
         kernel: of Triton or Gluon.
-        options: further ones of Triton, which an interpreted kernel is launched without.
+        options: further ones of Triton.
             launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
             gdc_wait. maxnreg: registers of a thread at the start of a program, so that more
             programs fit.
@@ -64,7 +63,7 @@ class Launcher:
             num_stages: stages of software pipelining.
 
         Returns:
-            the compiled form; None of a kernel that is interpreted.
+            the compiled form; None of a kernel that is simulated.
         """
         key = (*key, *constants.values(), num_warps, num_stages)
         whole = grid + (1,) * (3 - len(grid)), (*arguments, *constants.values())
@@ -72,12 +71,11 @@ class Launcher:
         if compiled is not None:
             start(compiled, *whole)
             return compiled
-        options = {} if interpreter.enabled() else self.options
         compiled = self.kernel[grid](
-            *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **options
+            *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **self.options
         )
         note(compiled, *whole)
-        if compiled is not None:  # an interpreted kernel has no compiled form
+        if compiled is not None:  # a simulated kernel has no compiled form
             if len(self.compiled) >= MAX_KEYS:
                 self.compiled.clear()
             self.compiled[key] = compiled
@@ -129,7 +127,7 @@ class Plan:
 
 def remembered(decide: Callable[..., Any]) -> Callable[..., Any]:
     """decide(request, *about), called once for each `description` of a request, each GPU and each
-    `about`: it may depend on nothing else. On the CPU, where kernels are interpreted or compiled
+    `about`: it may depend on nothing else. On the CPU, where kernels are simulated or compiled
     for any GPU, it is called every time.
     """
 

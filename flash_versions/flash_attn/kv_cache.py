@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.precision import NAMES, is_fp8
@@ -131,12 +130,8 @@ def append_op(
     rotary_interleaved: bool,
 ) -> None:
     """`append_to_cache` after its checks: one opaque call for torch.compile."""
-    if k.device.type == "cpu" and not interpreter.enabled():
-        raise ValueError(
-            interpreter.triton_missing()
-            or "k is on the CPU, where appending needs Triton's interpreter, which is off; set "
-            "TRITON_INTERPRET=1 before Python starts."
-        )
+    if reason := devices.limits(k.device, "k"):
+        raise ValueError(reason)
     batch, new, kv_heads, _ = k.shape
     rows = batch * new * kv_heads
     if rows == 0:

@@ -1,6 +1,6 @@
 """What the compiler makes of a call, for any architecture and without a GPU."""
 
-from flash_versions.dispatch.interpreter import triton_missing
+from flash_versions.dispatch.extras import triton_missing
 
 if sentence := triton_missing():
     # With this name, `python -m` ends with the sentence and without a traceback.

@@ -2,15 +2,11 @@
 
 Registers, spills, shared memory, instructions, the order of events in the hot loops; or the code
 itself, as Triton's IR, PTX or SASS. For any architecture, on a machine with or without a GPU: the
-kernels are compiled and not run. Where they are interpreted, this starts a process in which they
-are not.
+kernels are compiled and not run.
 """
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -22,7 +18,6 @@ import triton
 from triton.errors import TritonError
 
 from flash_versions.bench.files import write
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.inspect.compiled import (
     ARCHES,
@@ -247,17 +242,6 @@ def write_out(path: Path, text: str) -> None:
     sys.stderr.write(f"wrote {path}\n")
 
 
-def compile_elsewhere(arguments: list[str], module: str = "flash_versions.inspect") -> int:
-    """Run a command in a process that does not interpret kernels; returns its exit code."""
-    command = [sys.executable, "-m", module, *arguments]
-    code = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}).returncode
-    if code < 0:
-        name = signal.Signals(-code).name
-        sys.stderr.write(f"error: the compiler crashed ({name}) and left no kernel to show\n")
-        return 1
-    return code
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Compile and print; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -267,8 +251,6 @@ def main(arguments: list[str] | None = None) -> int:
         if options.arch not in ARCHES:
             raise ValueError(f"arch={options.arch!r} is unknown; there are {', '.join(ARCHES)}.")
         request = request_of(options)
-        if interpreter.enabled():
-            return compile_elsewhere(arguments)
         kernels = compile_call(
             options.version,
             request,

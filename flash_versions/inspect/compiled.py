@@ -21,7 +21,6 @@ from triton.backends.driver import DriverBase
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
@@ -297,15 +296,9 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
 
     Raises:
         ValueError: there is no such architecture.
-        RuntimeError: this process interprets kernels and so cannot compile them.
     """
     if arch not in ARCHES:
         raise ValueError(f"arch={arch!r} is unknown; there are {', '.join(ARCHES)}.")
-    if interpreter.enabled():
-        raise RuntimeError(
-            "kernels are interpreted in this process and cannot be compiled; set "
-            "TRITON_INTERPRET=0 before Python starts, or use python -m flash_versions.inspect."
-        )
     about = ARCHES[arch]
     found: list[Compiled] = []
 
@@ -357,7 +350,6 @@ def compile_call(
     Raises:
         ValueError: there is no such version, variant or architecture, the version cannot serve the
             request, or there is no such backward.
-        RuntimeError: this process interprets kernels.
     """
     chosen = find_version(chosen)
     forward = find_forward(chosen, variant, request.precision)

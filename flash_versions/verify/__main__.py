@@ -16,7 +16,7 @@ from flash_versions.dispatch.extras import progress_bar
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify.supervise import Verdict, try_version
 
-CASES, QUICK, INTERPRETED = 200, 40, 3
+CASES, QUICK, SIMULATED = 200, 40, 3
 LIMIT = 180.0  # seconds without a word; a kernel's first compilation takes some
 
 
@@ -31,7 +31,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} calls in place of {CASES}")
     parser.add_argument(
-        "--interpret", action="store_true", help="a few small calls in Triton's interpreter, no GPU"
+        "--simulate", action="store_true", help="a few small calls, simulated, without a GPU"
     )
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one call (180)")
     parser.add_argument("--quiet", action="store_true", help="say nothing but what fails")
@@ -48,10 +48,10 @@ def refusal(options: argparse.Namespace) -> str | None:
         return f"version {unknown[0]!r} is unknown; there are {', '.join(known)}."
     if options.limit <= 0:
         return f"--limit {options.limit:g} is not possible; it is a number of seconds."
-    if options.interpret:
+    if options.simulate:
         return None
     if not torch.cuda.is_available():
-        return "no GPU was found; --interpret tries a few small calls without one."
+        return "no GPU was found; --simulate tries a few small calls without one."
     found = "sm_{}{}".format(*torch.cuda.get_device_capability())
     if options.arch not in (None, found):
         return (
@@ -64,9 +64,7 @@ def chosen(options: argparse.Namespace) -> list[str]:
     """The versions to try: those that were named, or all, with those for this GPU alone."""
     if options.versions:
         return list(options.versions)
-    own = (
-        EXPLICIT if not options.interpret and torch.cuda.get_device_capability() == (10, 0) else {}
-    )
+    own = EXPLICIT if not options.simulate and torch.cuda.get_device_capability() == (10, 0) else {}
     return [*VERSIONS, *own]
 
 
@@ -102,8 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     if why := refusal(options):
         sys.stderr.write(f"error: {why}\n")
         return 2
-    small = options.interpret
-    cases = INTERPRETED if small else QUICK if options.quick else CASES
+    small = options.simulate
+    cases = SIMULATED if small else QUICK if options.quick else CASES
     verdicts, names = [], chosen(options)
     verified.sources()  # what the trials are of
     bar = progress_bar(cases * len(names), "call", options.quiet)

@@ -60,7 +60,7 @@ def draw(number: int, small: bool) -> Case:
 
     Args:
         number: 0, 1, 2, ...
-        small: short enough for Triton's interpreter.
+        small: short enough to be simulated.
     """
     rng = Random(number)
     lengths = SMALL_LENGTHS if small else LENGTHS

@@ -53,7 +53,7 @@ def try_version(
     Args:
         version: its name.
         cases: how many.
-        small: cases for Triton's interpreter.
+        small: cases that are simulated.
         timed: whether to time it, too.
         limit: in seconds.
         tell: is given a sentence about each failure.

@@ -1,4 +1,4 @@
-"""What the compiler makes of FA4's kernel for Blackwell. See apart.py."""
+"""What the compiler makes of FA4's kernel for Blackwell. See compiled.py."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from flash_versions.inspect.compiled import ARCHES, Compiled, compiling
 from flash_versions.versions.fa4 import EXPLICIT, VERSION
 from flash_versions.versions.fa4.blackwell import forward
 from flash_versions.versions.fa4.blackwell.config import default_config
-from tests.compile import apart
+from tests.compile.compiled import compiled
 
 # Each has a head_dim, options and eighths of the exponentials.
 CALLS: list[tuple[int, dict, int]] = [
@@ -26,16 +26,16 @@ LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blackwell_compile")]
 
 
-def compiled() -> list[tuple[tuple, dict]]:
+def kernels() -> list[tuple[tuple, dict]]:
     """What became of CALLS."""
-    return list(zip(CALLS, apart.compiled("test_blackwell_compile")["explicit"], strict=True))
+    return list(zip(CALLS, compiled("test_blackwell_compile")["explicit"], strict=True))
 
 
 def test_it_compiles_and_fits():
     """K = 16 at a time: Q K^T and P V for two tiles, the first Q K^T apart from the loop. The roles
     have their registers.
     """
-    for (head_dim, *_), row in compiled():
+    for (head_dim, *_), row in kernels():
         counts = row["counts"]
         assert row["shared"] <= ARCHES["sm_100"].shared_memory and row["columns"] <= COLUMNS
         assert counts["tcgen05"] == 2 * (2 * head_dim // 16 + 128 // 16)
@@ -55,7 +55,7 @@ def test_little_is_spilled_and_not_in_the_softmax():
     """Up to Triton 3.7 the loop writes no register to local memory, and reads at most one number
     from there (causal, head_dim 128); 3.9 writes up to two and reads up to three.
     """
-    for _, row in compiled():
+    for _, row in kernels():
         assert row["spill_stores"] <= SPILLED
         assert len(row["softmax"]) == 2, "one for each tile"
         for loop in row["softmax"]:
@@ -65,7 +65,7 @@ def test_little_is_spilled_and_not_in_the_softmax():
 
 def test_who_serves_a_call_on_blackwell():
     """By its name the explicit kernel; otherwise the portable one, as nothing is verified here."""
-    assert apart.compiled("test_blackwell_compile")["served"] == {
+    assert compiled("test_blackwell_compile")["served"] == {
         "fa4": "flash_versions.versions.fa4.forward",
         "fa4-blackwell": "flash_versions.versions.fa4.blackwell.forward",
         "fa4, verified": "flash_versions.versions.fa4.blackwell.forward",

@@ -11,7 +11,7 @@ import triton
 
 from flash_versions import VERSIONS
 from flash_versions.inspect.compiled import ARCHES
-from tests.compile import apart
+from tests.compile.compiled import compiled
 from tests.compile.kernels.attention import CALLS
 
 TENSOR_CORE = {
@@ -24,7 +24,7 @@ TENSOR_CORE = {
 OTHERS = [arch for arch in TENSOR_CORE if arch != "sm_90"]
 FAST = ("portable", "hopper")
 LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-compiled = partial(apart.compiled, "kernels.attention")
+compile_group = partial(compiled, "kernels.attention")
 
 
 def of(*groups: str, arch: str = "sm_90"):
@@ -44,7 +44,7 @@ def of(*groups: str, arch: str = "sm_90"):
 
 def kernels(group: str, arch: str = "sm_90"):
     """(name of the call, kernel) of a group."""
-    return [(name, row) for name, rows in compiled(arch, group).items() for row in rows]
+    return [(name, row) for name, rows in compile_group(arch, group).items() for row in rows]
 
 
 def hopper_kernels(group: str) -> dict[str, dict]:
@@ -63,7 +63,7 @@ def names(loop: dict) -> list[str]:
 
 @of("portable", "hopper", "options", "fp8", "gradients")
 def test_it_fits_and_uses_the_tensor_cores(group):
-    rows = compiled("sm_90", group)
+    rows = compile_group("sm_90", group)
     assert list(rows) == list(CALLS[group])
     for name, row in kernels(group):
         assert row["shared"] <= ARCHES["sm_90"].shared_memory, row
@@ -109,7 +109,7 @@ def test_loads_are_pipelined(group):
 @of("portable")
 def test_what_is_launched(group):
     """FA1's gradients take one kernel, FA2's three; splits are combined."""
-    rows = compiled("sm_90", group)
+    rows = compile_group("sm_90", group)
     launched = {name: [row["kernel"] for row in found] for name, found in rows.items()}
     assert launched["fa1"] == ["forward_kernel", "backward_kernel"]
     assert launched["fa2"] == ["forward_kernel", "delta_kernel", "dkdv_kernel", "dq_kernel"]
@@ -209,7 +209,7 @@ def test_the_backward_for_hopper(group):
     polynomials a quarter of these are gone.
     """
     for name, share in (("fa3, backward", 0), ("fa4, backward", 2))[: 1 if LATE else 2]:
-        rows = compiled("sm_90", group)[name]
+        rows = compile_group("sm_90", group)[name]
         assert [x["kernel"] for x in rows] == ["prepare_kernel", "backward_kernel", "finish_kernel"]
         assert [x["early"] for x in rows] == [False, True, True]
         loops = consumer_loops(rows[1])
@@ -228,7 +228,7 @@ def test_other_architectures(arch):
     """It fits, on the tensor cores of the architecture, which on sm_80 have no FP8; of FA1 and FA2
     hardly a register spills.
     """
-    found = compiled(arch, "elsewhere")
+    found = compile_group(arch, "elsewhere")
     assert list(found) == [*VERSIONS, *["fp8"] * (arch != "sm_80")]
     for name, row in kernels("elsewhere", arch):
         assert row["shared"] <= ARCHES[arch].shared_memory, name

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 
 from flash_versions.inspect.compiled import ARCHES
-from tests.compile import apart
+from tests.compile.compiled import compiled
 from tests.compile.test_compile import OTHERS, TENSOR_CORE
 
-compiled = partial(apart.compiled, "kernels.gemm")
+compile_group = partial(compiled, "kernels.gemm")
 for_hopper = pytest.mark.parametrize(
     "group",
     [
@@ -21,7 +21,7 @@ for_hopper = pytest.mark.parametrize(
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90", *OTHERS])
 def test_the_portable_kernels_fit_and_use_the_tensor_cores(arch):
-    for name, row in compiled(arch, "portable").items():
+    for name, row in compile_group(arch, "portable").items():
         counts = row["counts"]
         assert row["shared"] <= ARCHES[arch].shared_memory, name
         assert row["spill_stores"] <= 64 and not row["serialised"], name  # bytes, before Hopper
@@ -34,7 +34,7 @@ def test_the_portable_kernels_fit_and_use_the_tensor_cores(arch):
 
 @for_hopper
 def test_nothing_spills_and_no_product_waits_for_the_one_before(group):
-    for name, row in compiled("sm_90", group).items():
+    for name, row in compile_group("sm_90", group).items():
         assert row["shared"] <= ARCHES["sm_90"].shared_memory, name
         assert not row["stack"] and not row["serialised"] and not row["injected"], name
         assert not row["unused_barriers"], name
@@ -46,7 +46,7 @@ def test_the_main_loops_keep_a_product_in_flight(group):
     tile has 256 columns, 4 of 64 x 256 x 16. Those of a norm load A once, by ldmatrix, and square
     it without shuffles.
     """
-    for name, row in compiled("sm_90", group).items():
+    for name, row in compile_group("sm_90", group).items():
         products = {"many": 4, "norm, registers": 16}.get(name, 8)
         norm = name.startswith("norm")
         assert len(row["hot_loops"]) == 2, name
@@ -64,7 +64,7 @@ def test_the_epilogue_is_stmatrix_a_fence_and_stores_by_tma(group):
     """128 x 128 numbers of 16 bits are, for each of 128 threads, 16 times 4 registers; there are
     two consumers, and SwiGLU stores half. TMA reads a sub-tile while the next is written.
     """
-    for name, row in compiled("sm_90", group).items():
+    for name, row in compile_group("sm_90", group).items():
         assert row["stmatrix"] == (16 if "swiglu" in name else 32), name
         assert row["fences"] > row["counts"]["tma_stores"] >= 4, name
         assert row["global_stores"] == 0, name

@@ -7,7 +7,7 @@ Needs no GPU. test_compile.py has head_dim 128 and Hopper's measured tiles.
 import pytest
 
 from flash_versions.inspect.compiled import ARCHES
-from tests.compile import apart
+from tests.compile.compiled import compiled
 from tests.compile.test_compile import LATE
 
 HEAD_DIMS = {"sm_80": (64, 256), "sm_89": (64, 96, 256), "sm_100": (64, 192), "sm_120": (96, 256)}
@@ -18,7 +18,7 @@ OF_A_LOOP = 0.04  # of its instructions may access spilled registers where colum
 @pytest.mark.parametrize("arch", HEAD_DIMS)
 def test_tiles_fit_and_loops_spill_nothing(arch):
     """But for a few registers where a head dim is no power of two, as its columns are masked."""
-    rows = apart.compiled("kernels.tiles", arch, *map(str, HEAD_DIMS[arch]))
+    rows = compiled("kernels.tiles", arch, *map(str, HEAD_DIMS[arch]))
     assert len(rows) == 5 * len(HEAD_DIMS[arch])
     for row in rows:
         assert row["shared"] <= ARCHES[arch].shared_memory and row["programs"] >= 1, row

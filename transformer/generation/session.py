@@ -22,10 +22,10 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
 from transformer.model.decoder import Transformer, choose_attention
-from transformer.model.kernels.host import interpreted, say_interpreted
+from transformer.model.kernels.host import say_simulated
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
-INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
+SIMULATED_PARAMETERS = 10_000_000  # models with more are tedious to simulate
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -130,18 +130,16 @@ class Session:
         attend = partial(flash_versions.attention, version=version, precision=precision)
         model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        is_interpreted = version not in flash_versions.BASELINES and interpreted()
-        if is_interpreted:
-            say_interpreted()
-        if is_interpreted and parameters > INTERPRETED_PARAMETERS:
+        is_simulated = version not in flash_versions.BASELINES and where.type == "cpu"
+        if is_simulated:
+            say_simulated()
+        if is_simulated and parameters > SIMULATED_PARAMETERS:
             notes.append(
-                f"{version} runs in Triton's interpreter, which is slow for a model of"
+                f"{version} is simulated on the CPU, which is slow for a model of"
                 f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
             )
-        if kernels == "fused" and where.type == "cpu" and interpreted():
-            notes.append(
-                "the fused kernels run in Triton's interpreter: minutes for an answer, for reading"
-            )
+        if kernels == "fused" and where.type == "cpu":
+            notes.append("the fused kernels are simulated: minutes for an answer, for reading")
         if use_template and template is None:
             notes.append("no chat template: the prompt is used as it is")
         return cls(
@@ -254,9 +252,9 @@ class Session:
         where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
         if self.attention not in flash_versions.BASELINES:
             where += (
-                "; its kernels run in Triton's interpreter: slow by design, for reading"
+                "; its kernels are simulated: slow by design, for reading"
                 " (--attention sdpa is faster)"
-                if interpreted()
+                if self.device.type == "cpu"
                 else "; the first run on a machine also compiles its kernels"
             )
         reused = f"; {statistics.reused_tokens} tokens of the turns before were kept"

@@ -57,7 +57,7 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     attention = settings.attention
     if attention == "auto" and device.type == "cpu":
-        attention = "sdpa"  # the versions would run in the interpreter
+        attention = "sdpa"  # the versions would be simulated
     config = load_config(find_checkpoint(settings.model))
     attention, _ = choose_attention(attention, config, device, DTYPES[dtype])
     return replace(settings, attention=attention, dtype=dtype)

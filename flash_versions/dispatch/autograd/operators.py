@@ -2,7 +2,7 @@
 with known shapes for autograd, torch.compile, torch.export and checkpointing.
 
 Both take a version's name and the fields of a `Request`. They are custom operators and not
-functions torch can trace into, because the kernels may also run in Triton's interpreter.
+functions torch can trace into, because the kernels may also be simulated.
 """
 
 import sys

@@ -111,9 +111,9 @@ def optional(x: torch.Tensor) -> None:
 
 def note(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Tell the recording of this thread of a launch, if there is one; compiled is None of a kernel
-    that is interpreted.
+    that is simulated.
     """
     if current.recording is not None:
         if compiled is None:
-            current.recording.foreign = "an interpreted kernel"
+            current.recording.foreign = "a simulated kernel"
         current.recording.launches.append((compiled, grid, arguments))

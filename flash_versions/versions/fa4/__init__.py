@@ -60,8 +60,8 @@ def choose_blackwell(request: Request) -> Forward:
     """
     if request.q.is_cuda and not is_verified(BLACKWELL, request.q.device):
         warnings.warn(
-            f"version {BLACKWELL!r} is not verified on this GPU: the kernel only ran in an "
-            f"emulator, so run python -m flash_versions.verify before you rely on it.",
+            f"version {BLACKWELL!r} is not verified on this GPU: the kernel was only "
+            f"simulated, so run python -m flash_versions.verify before you rely on it.",
             stacklevel=2,
         )
     return plan_blackwell(request)

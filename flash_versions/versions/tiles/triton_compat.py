@@ -3,11 +3,11 @@
 from typing import Any, dataclass_transform
 
 import torch
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language import semantic
 
 GLUON_DTYPES = {
     torch.float32: gl.float32,
@@ -31,7 +31,7 @@ thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 def add_tile_by_builder(desc, coordinates, tile, _semantic=None):
     """TMA adds a tile to a box in memory; the operation has a name only from Triton 3.8 on."""
     coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    kind = semantic.ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coordinates, tile.handle)
 
 
@@ -41,7 +41,7 @@ add_tile = getattr(tma, "async_atomic_add", None) or builtin(add_tile_by_builder
 @builtin
 def reinterpret(tile, shape, layout, _semantic=None):
     """The same bytes of shared memory as tiles of another shape."""
-    shape, layout = [gl.constexpr(n).value for n in shape], gl.constexpr(layout).value
+    shape, layout = [getattr(n, "value", n) for n in shape], getattr(layout, "value", layout)
     return _semantic.memdesc_reinterpret(tile, tile.dtype, shape, layout)
 
 

@@ -4,7 +4,6 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.triton_compat import aggregate
 
@@ -12,8 +11,8 @@ WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup mul
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels written for Hopper run on a device: Triton's interpreter knows no Gluon."""
-    return not interpreter.enabled() and devices[device].capability == (9, 0)
+    """Whether kernels written for Hopper run on a device."""
+    return devices[device].capability == (9, 0)
 
 
 @gluon.constexpr_function

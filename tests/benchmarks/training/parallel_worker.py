@@ -111,7 +111,7 @@ def large_supervised(world, folder, tiny):
     All batches are seen once before they are timed, as a long training has seen their like.
     """
     body = replace(TINY if tiny else QWEN, vocab_size=byte_tokenizer.VOCAB_SIZE)
-    attention = "sdpa"  # the versions would run in the interpreter
+    attention = "sdpa"  # the versions would be simulated
     if world.device.type == "cuda":
         attention, _ = choose_attention("auto", body, world.device, torch.bfloat16)
     recipe = Recipe(

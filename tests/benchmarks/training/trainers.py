@@ -14,9 +14,6 @@ the same for both. A time is that of a step between two waits for the device, th
 `--steps`.
 """
 
-# First: peft imports triton, which settles whether kernels are interpreted.
-import flash_versions  # noqa: F401, I001
-
 import gc
 import json
 import os

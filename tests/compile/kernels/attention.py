@@ -1,14 +1,12 @@
 """What calls of attention launch, by name: of each kernel its summary and a little more. See
-apart.py: each of CALLS is compiled in a process of its own.
+compiled.py: each of CALLS is compiled in a process of its own.
 """
 
 from dataclasses import dataclass, field
-from unittest import mock
 
 import torch
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
@@ -86,9 +84,8 @@ class Append:
         cache = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16)
         new = torch.empty(1, 3, 2, 128, dtype=torch.bfloat16)
         tables = torch.empty(2, 64, 64)
-        # Tensors on the CPU are let through only where kernels are interpreted.
         where = INT32[:1], INT32[:1], INT32[None]
-        with compiling(arch) as found, mock.patch.object(interpreter, "enabled", lambda: True):
+        with compiling(arch) as found:
             kv_cache.append_op._init_fn(cache, cache, new, new, *where, *tables, True)
         return found
 

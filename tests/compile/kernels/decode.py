@@ -1,5 +1,5 @@
 """What calls of decoding launch on Hopper, a row for each kernel: what test_decode.py asserts. See
-apart.py.
+compiled.py.
 """
 
 import re

@@ -1,5 +1,5 @@
 """The matrix products, and those of a norm, by name: of each kernel its summary and a little more.
-See apart.py.
+See compiled.py.
 """
 
 import re

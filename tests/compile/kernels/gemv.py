@@ -1,7 +1,8 @@
 """The kernels of a decoding step and of log-probabilities for one architecture, a row for each. See
-apart.py.
+compiled.py.
 """
 
+import contextlib
 import re
 from unittest import mock
 
@@ -84,16 +85,10 @@ def rows(arch: str) -> list[dict]:
             }
         )
 
-    with compiling(arch):
+    with compiling(arch), contextlib.ExitStack() as patches:
         for module, names in KERNELS.items():
             for name in names:
-                setattr(module, name, CompileOnly(getattr(module, name), keep))
-        # Tensors on the CPU are let through only where kernels are interpreted.
-        nothing = mock.Mock()
-        with (
-            mock.patch.object(gemv, "check", nothing),
-            mock.patch.object(embed, "check_device", nothing),
-            mock.patch.object(gemv_qkv, "check", nothing),
-        ):
-            step(overlap=arch == "sm_90")
+                kernel = CompileOnly(getattr(module, name), keep)
+                patches.enter_context(mock.patch.object(module, name, kernel))
+        step(overlap=arch == "sm_90")
     return rows

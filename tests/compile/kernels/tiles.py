@@ -1,7 +1,7 @@
 """What FA1's and FA2's kernels become in the tiles that are chosen for an architecture, a row for
-each kernel. See apart.py: a process of its own for each architecture.
+each kernel. See compiled.py: each architecture is compiled once.
 
-    TRITON_INTERPRET=0 python -m tests.compile.kernels.tiles [sm_80 ...]
+    python -m tests.compile.kernels.tiles [sm_80 ...]
 
 writes docs/results/compiled/tiles.json, of which `make plot` makes a table.
 """

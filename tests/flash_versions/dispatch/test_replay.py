@@ -268,8 +268,8 @@ REFUSED = {
         lambda x, k: (lambda y: (launch(k, y), (y.fill_(1.0),))[1])(torch.empty(4)), "aten.fill_",
     ),
     "a value that is read": (lambda x, k: (torch.empty(int(x[0].item())),), "_local_scalar_dense"),
-    "an interpreted kernel": (
-        lambda x, k: (note(None, (1,), (x,)), (torch.empty(4),))[1], "interpreted",
+    "a simulated kernel": (
+        lambda x, k: (note(None, (1,), (x,)), (torch.empty(4),))[1], "simulated",
     ),
 }  # fmt: skip
 

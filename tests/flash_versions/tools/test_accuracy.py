@@ -56,7 +56,7 @@ def test_document(tmp_path, monkeypatch, capsys):
     assert main(["--version", "fa1", "--device", "cpu", "--length", "16", "--out", str(out)]) == 2
     assert "error: version 'fa1': " in capsys.readouterr().err and not out.exists()
     assert main(["--out", str(out), "--device", "cpu", "--length", "96"]) == 0
-    assert "interpreted on the CPU: 96 tokens" in capsys.readouterr().err
+    assert "simulated on the CPU: 96 tokens" in capsys.readouterr().err
     document = json.loads(out.read_text())
     rows = {(row["distribution"], row["scheme"]): row["rmse"] for row in document["rows"]}
     assert set(rows) == {(d, s) for d in DISTRIBUTIONS for s in SCHEMES}

@@ -4,11 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 import triton
 
-from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.request import make_request
 from flash_versions.inspect import command as inspect
 from flash_versions.inspect import sass
 from flash_versions.inspect.compiled import Assembly
@@ -104,13 +101,6 @@ def test_a_tool_that_is_missing_or_refuses(monkeypatch):
     monkeypatch.setattr(sass, "triton", SimpleNamespace(knobs=SimpleNamespace(nvidia=Knobs())))
     with pytest.raises(RuntimeError, match="nvdisasm is missing: .*TRITON_NVDISASM_PATH"):
         sass.disassemble(b"")
-
-
-@pytest.mark.skipif(not interpreter.enabled(), reason="kernels are compiled in this process")
-def test_interpreting_process_cannot_compile():
-    q = torch.empty(1, 16, 1, 64)
-    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=0"):
-        inspect.compile_call("fa2", make_request(q, q, q))
 
 
 SMALL = ["--length", "256", "--heads", "2", "--head-dim", "64"]

@@ -188,7 +188,7 @@ def test_rows_of_a_shape(faked):
 @no_gpu
 @pytest.mark.parametrize("suite", ["backward", "decode", "packed", "ablation fp8", "quantize"])
 def test_real_competitors_pass_the_check(suite, monkeypatch):
-    """The kernels themselves, interpreted and checked; only the clock is invented."""
+    """The kernels themselves, simulated and checked; only the clock is invented."""
     shape = Shape(B=2, H=2, Hkv=1, M=20, N=20, D=16, causal=True)
     if suite == "decode":
         shape = replace(shape, M=1, causal=False)

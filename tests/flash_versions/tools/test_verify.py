@@ -35,14 +35,14 @@ def b200(monkeypatch):
 
 def test_a_small_verification_without_a_gpu(tmp_path, capsys):
     out = tmp_path / "report.json"
-    assert command.main(["--interpret", "--versions", "fa2", "--out", str(out)]) == 0
+    assert command.main(["--simulate", "--versions", "fa2", "--out", str(out)]) == 0
     assert "fa2            passed  3 right, 0 wrong" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert report["machine"]["gpu"] == "none"
     (row,) = report["rows"]
     assert [case["outcome"] for case in row["cases"]] == ["passed"] * 3
     assert all(0 < case["share_of_budget"] < 1 for case in row["cases"])
-    assert verified.read() == []  # an interpreter says nothing of a GPU
+    assert verified.read() == []  # a simulator says nothing of a GPU
 
 
 def drawn(has):
@@ -101,7 +101,7 @@ def test_a_process_that_dies_is_named():
     [
         ([], "no GPU was found"),
         (["--versions", "fa9"], "version 'fa9' is unknown; there are fa1, "),
-        (["--interpret", "--limit", "0"], "--limit 0 is not possible"),
+        (["--simulate", "--limit", "0"], "--limit 0 is not possible"),
     ],
 )
 def test_wrong_requests_are_one_sentence(arguments, expected, capsys):

@@ -104,7 +104,7 @@ def check(version, q, k, v, dlse=True, backward=True, **options):
 
 @pytest.mark.parametrize(("version", "dtype", "case"), EVERYTHING)
 def test_equivalence(version, dtype, case, device):
-    """In the slow interpreter, a backward that is another version's runs for one case only."""
+    """Simulated, which is slow, a backward that is another version's runs for one case only."""
     q, k, v = case.inputs(dtype, device)
     backward = device == "cuda" or not repeats_a_backward(version) or case is CASES[-1]
     check(version, q, k, v, backward=backward, **case.all_options(device))

@@ -23,7 +23,7 @@ from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_right, random_inputs
 
-interpreted = pytest.mark.skipif(
+simulated = pytest.mark.skipif(
     torch.cuda.is_available(), reason="compiled, two kernels need not agree in every bit"
 )
 SMALL = LaunchConfig(16, 32, num_warps=4, num_stages=2)
@@ -88,7 +88,7 @@ def test_equivalence_with_every_exponential_by_the_polynomial(name, device):
         assert_right(request, *portable.forward(request, eighths=8)[:2])
 
 
-@interpreted
+@simulated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_without_its_ideas_it_is_fa3_bit_for_bit(dtype, device):
     """But for the order of the blocks."""

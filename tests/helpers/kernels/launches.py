@@ -48,6 +48,8 @@ class StandIn:
     def __getitem__(self, grid):
         def run(*arguments, **constants):
             options = {constants.pop(name) for name in ("num_warps", "num_stages")}
+            for name in ("launch_pdl", "maxnreg"):  # of Triton, and not of the kernel
+                constants.pop(name, None)
             form = StandIn(self.name, self.launches, self.tell, (constants, options))
             form.note(grid, (*arguments, *constants.values()))
             return form

@@ -1,5 +1,5 @@
 """Quantising in plain torch: what `quantize` has to give, and, in tests of what FP8 kernels do with
-it, in its place: Triton's interpreter takes longer for it than they for everything else.
+it, in its place: the simulator takes longer for it than they for everything else.
 """
 
 import torch

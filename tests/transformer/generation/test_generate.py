@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flash_versions
-from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import devices
 from tests.helpers import ROOT
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, expected_answer
 from transformer.generate import DEFAULT_QUESTION
@@ -44,7 +44,7 @@ def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenize
 
 
 def test_greedy_text_is_the_same_with_every_version_of_attention(command):
-    """On the device where the kernels run: a GPU, or the CPU through the interpreter."""
+    """On the device where the kernels run: a GPU, or the CPU, simulated."""
     outputs = {}
     for name in (*flash_versions.BASELINES, *flash_versions.VERSIONS, "auto"):
         options = ["-m", 8, "--device", "auto", "--dtype", "float32"]
@@ -52,7 +52,7 @@ def test_greedy_text_is_the_same_with_every_version_of_attention(command):
         assert code == 0
         if name in flash_versions.VERSIONS:
             assert f"{name} on " in err
-            assert ("slow by design" in err) == interpreter.enabled()
+            assert ("slow by design" in err) == (not torch.cuda.is_available())
     assert len(set(outputs.values())) == 1, outputs
 
 
@@ -88,13 +88,12 @@ def test_attention_must_serve_every_layer(monkeypatch):
             choose_attention(name, capped, cpu, dtype)
     with pytest.raises(ValueError, match="version 'sdpa': sink is not possible"):
         choose_attention("sdpa", sinking, cpu, dtype)
-    if interpreter.enabled():
-        for config in (windowed, capped, sinking):
-            assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
-    # Where no kernel runs, as on the CPU of a machine with a GPU:
-    monkeypatch.setattr(interpreter, "enabled", lambda: False)
+    for config in (windowed, capped, sinking):
+        assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
+    # Where no kernel runs, as on a GPU that is too old:
+    monkeypatch.setattr(type(devices), "simulates", False)
     name, [note] = choose_attention("auto", windowed, cpu, dtype)
-    assert name == "sdpa" and "CPU tensors need Triton's interpreter" in note
+    assert name == "sdpa" and "simulates these kernels" in note
     name, [note] = choose_attention("auto", capped, cpu, dtype)
     assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
 

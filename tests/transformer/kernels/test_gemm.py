@@ -1,4 +1,4 @@
-"""Linear layers with what follows them: against fp64, in the interpreter or on a GPU."""
+"""Linear layers with what follows them: against fp64, simulated or on a GPU."""
 
 from dataclasses import replace
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.compile import apart
+from tests.compile.compiled import compiled
 from transformer.model.kernels.decode import gemv
 from transformer.model.kernels.decode.gemv import Norm
 from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
@@ -195,7 +195,7 @@ def test_halves_and_caches_that_do_not_fit():
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
-    rows = apart.compiled("kernels.gemv", arch)
+    rows = compiled("kernels.gemv", arch)
     streams = [row for row in rows if row["kernel"] in STREAMS]
     assert {row["kernel"] for row in streams} == STREAMS
     for row in rows:

@@ -1,4 +1,4 @@
-"""RMSNorm fused into a product: against fp64, in the interpreter or on a GPU; the gradients, and
+"""RMSNorm fused into a product: against fp64, simulated or on a GPU; the gradients, and
 what is refused.
 """
 

@@ -38,7 +38,7 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
-    """The interpreter runs programs one by one; test_gemv has the tiles that are for GPUs."""
+    """The simulator runs programs one by one; test_gemv has the tiles that are for GPUs."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(gemv, "choose_tile", lambda rows, width: gemv.Tile(32, 64, 4))
 

@@ -1,3 +1,3 @@
 """The kernels around attention: matrix products with what follows them."""
 
-import flash_versions  # noqa: F401  # before triton: it turns the interpreter on where it is needed
+import flash_versions  # noqa: F401  # before triton: it lets kernels be simulated

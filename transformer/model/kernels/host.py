@@ -6,22 +6,17 @@ from typing import Any
 import torch
 
 import flash_versions
-from flash_versions.dispatch import interpreter
+from flash_versions import simulator
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.api import choose_version
 
-__all__ = ["choose_for_all", "devices", "interpreted", "say_interpreted"]
+__all__ = ["choose_for_all", "devices", "say_simulated"]
 
 
-def interpreted() -> bool:
-    """Whether Triton kernels run in its interpreter, on the CPU."""
-    return interpreter.enabled()
-
-
-def say_interpreted() -> None:
-    """Say now that kernels are interpreted, and not in the midst of an answer."""
-    interpreter.say()
+def say_simulated() -> None:
+    """Say now that kernels are simulated, and not in the midst of an answer."""
+    simulator.say()
 
 
 def choose_for_all(

@@ -156,7 +156,7 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention
     if attention == "auto" and device.type == "cpu":
-        attention = "sdpa"  # the versions would run in the interpreter
+        attention = "sdpa"  # the versions would be simulated
     attention, notes = choose_attention(attention, config, device, dtype)
     with torch.device("meta"):
         size = sum(p.numel() for p in Transformer(config).parameters())

@@ -38,7 +38,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, available
 def left_to_portable(request: Request) -> str | None:
     """Why a request is left to the portable kernel, as a sentence, or None."""
     if not available(request.q.device):
-        return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."
+        return f"{request.q.device} is no Hopper GPU."
     for name in PORTABLE:
         if getattr(request, name) is not None:
             return f"{name} is left to the portable kernel."

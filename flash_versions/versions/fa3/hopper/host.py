@@ -45,7 +45,7 @@ def left_to_portable(request: Request) -> str | None:
     """
     q = request.q
     if not wgmma.available(q.device):
-        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
+        return f"{q.device} is no Hopper GPU (compute capability 9.0)."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     if request.block_table is not None:

@@ -1,7 +1,7 @@
 """FlashAttention 4, forward, on Blackwell (sm_100): the machine that both of its ideas are for.
 
-It compiles without a GPU and runs in the emulator. It never ran on hardware, so nothing is known of
-its speed.
+It compiles without a GPU and is simulated. It never ran on hardware, so nothing is known of its
+speed.
 
 What the machine changes. Blackwell's tensor cores multiply twice as fast as Hopper's, and its
 special function unit computes exponentials as slowly as before: for a block at head_dim 128 the
@@ -51,7 +51,7 @@ Alpha was read when the next one is written: S of the next block follows P V of 
 waits for the correction.
 
 Hardware may need more: Triton orders accesses to tensor memory by waits and
-barriers and emits no `tcgen05.fence`, which the emulator does not model.
+barriers and emits no `tcgen05.fence`, which the simulator does not model.
 
 Tile 0 and tile 1 take the same blocks of keys, so under a causal mask tile 0 has one block that is
 masked in full.

@@ -31,7 +31,7 @@ def left_to_portable(request: Request) -> str | None:
     """
     q, v = request.q, request.v
     if not tensor_memory.available(q.device):
-        return f"{q.device} is no sm_100 GPU (compute capability 10.0), or kernels are interpreted."
+        return f"{q.device} is no sm_100 GPU (compute capability 10.0)."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what this kernel multiplies."
     if (head_dim := max(q.shape[3], v.shape[3])) > 128:

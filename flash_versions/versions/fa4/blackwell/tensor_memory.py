@@ -12,17 +12,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import blackwell
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
 
 ROWS = gl.constexpr(128)  # of a tile: the lanes of tensor memory
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels written for Blackwell run on a device: Triton's interpreter knows no
-    Gluon.
-    """
-    return not interpreter.enabled() and devices[device].capability == (10, 0)
+    """Whether kernels written for Blackwell run on a device."""
+    return devices[device].capability == (10, 0)
 
 
 @builtin

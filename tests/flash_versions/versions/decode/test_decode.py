@@ -10,8 +10,9 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
-from tests.compile import apart
+from tests.compile.compiled import compiled
 from tests.helpers.kernels.budget import assert_right, random_inputs
+from tests.helpers.kernels.watch import told
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys
@@ -113,12 +114,10 @@ def test_what_is_left_to_the_ordinary_kernel(given, device):
     assert_right(request, o, lse)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls of simulated kernels")
 def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
-    calls, fold_block = [], decode.fold_block
-    monkeypatch.setattr(
-        decode, "fold_block", lambda *a, **k: calls.append(1) or fold_block(*a, **k)
-    )
+    calls, count = [], lambda *given: calls.append(1)
+    monkeypatch.setattr(decode, "fold_block", told(decode.fold_block, count))
     q, k, v = inputs(device, N=64, heads=2)
     for version in ("fa2", "fa3", "fa4"):
         attention(q, k, v, causal=True, version=version)
@@ -131,8 +130,8 @@ def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits. Of
     shares, as many blocks are under way with pages as without.
     """
-    split, reduction, *whole = apart.compiled("kernels.decode")
-    shares = apart.compiled("kernels.decode", "shares")
+    split, reduction, *whole = compiled("kernels.decode")
+    shares = compiled("kernels.decode", "shares")
     assert [row["kernel"] for row in shares] == ["shares_kernel", "combine_kernel"] * 3
     for row in (split, *whole, *shares[::2]):
         assert not row["spills"] and row["shared"] <= 227 * 1024 and not row["early"], row

@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 from functools import partial
+from operator import index
 
 import pytest
 import torch
-from triton.runtime.interpreter import interpreter_builder
 
 from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.simulator.state import here
 from flash_versions.versions.fa2 import decode, stream_k
 from tests.flash_versions.versions.decode.test_decode import options_of
 from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_right, random_inputs
+from tests.helpers.kernels.watch import told
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=16, num_warps=4, num_stages=1)
@@ -92,16 +94,15 @@ def test_more_sequences_than_shares(device, monkeypatch):
         assert_shared(request, number)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks in the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks of simulated kernels")
 def test_shares_differ_by_a_block(device, monkeypatch):
-    shares, attend = {}, stream_k.attend
+    shares = {}
 
     def count(begin, end, *given):
-        share = interpreter_builder.grid_idx
-        shares[share] = shares.get(share, 0) + int(end) - int(begin)
-        return attend(begin, end, *given)
+        share = here.program.ids
+        shares[share] = shares.get(share, 0) + index(end) - index(begin)
 
-    monkeypatch.setattr(stream_k, "attend", count)
+    monkeypatch.setattr(stream_k, "attend", told(stream_k.attend, count))
     q, k, v = inputs(device)
     lengths = torch.tensor([150, 33, 1, 16, 80], device=device)  # 10, 3, 1, 1 and 5 blocks
     stream_k.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)

@@ -43,8 +43,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.interpreter import enabled as interpreted
-from flash_versions.dispatch.interpreter import triton_missing
 from flash_versions.versions.tiles.rows import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -212,7 +210,7 @@ def launch(kernel: Any, arguments: tuple, width: int, rows: int, overlap: bool) 
 
 def overlapping(overlap: bool) -> dict[str, bool]:
     """What a launch is told of it: the kernel's constant, and to be early."""
-    if overlap and not interpreted():  # there, one kernel runs at a time
+    if overlap:
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 
@@ -266,12 +264,8 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
 
 def check_device(x: torch.Tensor) -> None:
     """Refuse, with a ValueError, a tensor that is where kernels do not run."""
-    if x.device.type == "cpu" and not interpreted():
-        raise ValueError(
-            triton_missing()
-            or "x is on the CPU, where these kernels need Triton's interpreter: set"
-            " TRITON_INTERPRET=1 before Python starts"
-        )
+    if reason := devices.limits(x.device, "x"):
+        raise ValueError(reason)
 
 
 def weight_of(norm: Norm | None) -> torch.Tensor | None:

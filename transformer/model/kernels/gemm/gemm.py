@@ -237,11 +237,8 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
     out = named.pop("out", None)
     if out is not None:
         check_out(out, {"x": x, "weight": weight, **named})
-    if devices.limits(x.device) is not None:
-        raise ValueError(
-            f"x is on {x.device}; NVIDIA GPUs from Ampere on work and, where Triton interprets "
-            "(TRITON_INTERPRET=1), the CPU."
-        )
+    if reason := devices.limits(x.device, "x"):
+        raise ValueError(reason)
 
 
 def check_out(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:

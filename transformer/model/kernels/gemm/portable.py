@@ -1,4 +1,4 @@
-"""C = A B^T in plain Triton: on any GPU from Ampere on, and in the interpreter.
+"""C = A B^T in plain Triton: on any GPU from Ampere on, and simulated.
 
 One program for each tile of C. Its loop multiplies blocks of A and B that Triton prefetches, and
 ends with the same fusions as the kernel for Hopper (hopper.py): bias, residual, SwiGLU. Of

@@ -77,7 +77,7 @@ def left_to_gathering(request: Request) -> str | None:
     """Why a request is not for this kernel, as a sentence, or None."""
     q, k, v = request.q, request.k, request.v
     if not wgmma.available(q.device):
-        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
+        return f"{q.device} is no Hopper GPU (compute capability 9.0)."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     if request.cu_seqlens_q is not None or request.has_intervals or request.dropout_p > 0:

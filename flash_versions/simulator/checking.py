@@ -1,0 +1,341 @@
+"""Kernels under observation: what they load and store, and what is wrong with it.
+
+Inside of `Watch.watching()`, the memory of the tensors that this thread's launches take is watched.
+An access outside of a tensor, of an element that nothing wrote, or to what another program accesses
+without an atomic operation between is an error that names the element. Lanes whose mask is false
+and that have no `other` are NaN; of integers, a number far outside. In Gluon, accesses of shared
+memory that no barrier orders are errors, too: see `gluon/hazards.py`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from flash_versions.simulator import rebind
+from flash_versions.simulator.dtypes import dtype
+from flash_versions.simulator.errors import AccessError
+from flash_versions.simulator.memory import Memory
+from flash_versions.simulator.state import here
+
+NOBODY, SEVERAL = -1, -2
+PARTITIONS = 16  # of a program, at most; who accesses what is numbered by programs and partitions
+ALLOCATE = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
+# What a launch asks of a tensor; none of it touches the elements.
+ASK = frozenset((
+    "get", "stride", "size", "dim", "numel", "element_size", "data_ptr", "is_contiguous", "len",
+    "untyped_storage", "storage_offset", "detach", "as_strided", "view", "reshape", "set", "numpy",
+))  # fmt: skip
+
+
+class Seen:
+    """What happened to the elements of a tensor's storage.
+
+    Attributes:
+        loads, stores: how many elements were accessed.
+        read: which elements were loaded, if that is asked for.
+        written: whether something wrote each; None of what was given with its values.
+        writer, reader: who stored or loaded each last, in this launch.
+        epochs: who -> the time on its own clock at its last store (see `gluon/hazards.py`).
+    """
+
+    def __init__(self, number: int, fresh: bool, notes_reads: bool) -> None:
+        self.loads, self.stores, self.launch, self.number = 0, 0, -1, number
+        self.written = np.zeros(number, bool) if fresh else None
+        self.read = np.zeros(number, bool) if notes_reads else None
+        self.writer = self.reader = self.stored_at = np.empty(0, np.int64)
+
+    def begin(self, launch: int) -> None:
+        """Forget which programs accessed what: those of one launch end before the next begins."""
+        self.launch = launch
+        self.writer = np.full(self.number, NOBODY)
+        self.reader = np.full(self.number, NOBODY)
+        self.stored_at, self.epochs = np.zeros(self.number, np.int64), dict[int, int]()
+
+
+class Watch(TorchFunctionMode):
+    """What kernels do to tensors.
+
+    Args:
+        inputs: tensors that must stay as they are, by name.
+        largest: the most elements that a load may have, or None.
+        lenient: lanes without `other` are 0, as on a GPU by chance.
+        notes_reads: whether to note which elements are loaded.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, torch.Tensor],
+        largest: int | None = None,
+        lenient: bool = False,
+        notes_reads: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.names = {x.untyped_storage().data_ptr(): name for name, x in inputs.items()}
+        self.largest, self.lenient, self.notes_reads = largest, lenient, notes_reads
+        self.fresh: dict[int, torch.Tensor] = {}
+        self.seen: dict[tuple[int, int], Seen] = {}
+        self.kept: list[torch.Tensor] = []  # so that no address is used twice
+        self.clock, self.atomics, self.launch = 0, dict[int, int](), -1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        name = func.__name__.strip("_")
+        if name in ALLOCATE and result.device.type == "cpu" and result.numel():
+            self.fresh[result.untyped_storage().data_ptr()] = result
+            self.kept.append(result)
+        elif self.fresh and name not in ASK:
+            for x in args:
+                if type(x) is torch.Tensor and x.device.type == "cpu":
+                    self.fresh.pop(x.untyped_storage().data_ptr(), None)
+        return result
+
+    def __call__(self, tensor: torch.Tensor, kind: dtype, name: str) -> "WatchedMemory":
+        """The memory of a tensor that a kernel gets."""
+        return WatchedMemory(self, tensor, kind, name)
+
+    @contextmanager
+    def watching(self) -> Iterator["Watch"]:
+        """Inside, launches of this thread are watched."""
+        before, here.memory = here.memory, self
+        try:
+            with self:
+                yield self
+        finally:
+            here.memory = before
+
+    def loads(self, name: str) -> int:
+        """How many elements of an input were loaded."""
+        return sum(x.loads for (place, _), x in self.seen.items() if self.names.get(place) == name)
+
+    def of(self, x: torch.Tensor) -> Seen | None:
+        """What happened to a tensor."""
+        return self.seen.get((x.untyped_storage().data_ptr(), x.element_size()))
+
+    def never_written(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements of a tensor nothing wrote: booleans of its shape."""
+        seen = self.of(x)
+        if seen is None or seen.written is None:
+            none = x.untyped_storage().data_ptr() in self.fresh
+            return torch.full(x.shape, none, dtype=torch.bool)
+        return laid_out(~seen.written, x)
+
+    def never_read(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements of a tensor nothing loaded: booleans of its shape."""
+        seen = self.of(x)
+        if seen is None or seen.read is None:
+            return torch.ones(x.shape, dtype=torch.bool)
+        return laid_out(~seen.read, x)
+
+
+def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
+    """Of a flag for each element of a storage, those of a tensor's elements."""
+    return torch.from_numpy(line).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def who_runs() -> int:
+    """The number of the program, or of the partition of it, that runs."""
+    partition = here.partition
+    return here.program.number * PARTITIONS + (0 if partition is None else partition.index)
+
+
+def first_of(values: Any, chosen: Any) -> int:
+    """The first of these that is chosen."""
+    return int(np.asarray(values)[np.asarray(chosen)].reshape(-1)[0])
+
+
+class WatchedMemory(Memory):
+    """The storage of a tensor of which a kernel may access the tensor's elements only.
+
+    Attributes:
+        own: which elements of the storage are the tensor's; None if all are.
+        is_plain: whether loads need not be noted: of an input, which nothing stores to.
+    """
+
+    def __init__(self, watch: Watch, tensor: torch.Tensor, kind: dtype, name: str) -> None:
+        super().__init__(tensor, kind, watch.names.get(tensor.untyped_storage().data_ptr(), name))
+        self.watch, self.tensor = watch, tensor
+        self.is_input, self.own = self.address in watch.names, None
+        if tensor.numel() != self.data.size or not tensor.is_contiguous():
+            own = torch.zeros(self.data.size, dtype=torch.bool)
+            if tensor.numel():
+                laid_out(own.numpy(), tensor).fill_(True)
+            self.own = own.numpy()
+        key = self.address, kind.itemsize
+        if key not in watch.seen:
+            watch.kept.append(tensor)
+            fresh = self.address in watch.fresh
+            watch.seen[key] = Seen(self.data.size, fresh, watch.notes_reads)
+        self.seen = watch.seen[key]
+        self.is_plain = self.is_input and self.seen.read is None
+
+    def history(self) -> Seen:
+        """What happened to the storage; of the programs, what those of this launch did."""
+        number = rebind.current_launch()
+        if self.seen.launch != number:
+            self.seen.begin(number)
+        if self.watch.launch != number:
+            self.watch.launch = number
+            self.watch.atomics.clear()
+        return self.seen
+
+    def element(self, offset: int) -> str:
+        """An element by name, such as "o[3, 0]"."""
+        left, index = int(offset) - self.tensor.storage_offset(), []
+        for step, n in zip(self.tensor.stride(), self.tensor.shape):
+            inner = [s for s in self.tensor.stride() if s < step]
+            at = left // step if step and n > 1 else 0
+            if inner:
+                at = min(at, n - 1)
+            index.append(at)
+            left -= at * step
+        return f"{self.name}{index}"
+
+    def check(self, offset: Any, what: str) -> None:
+        """Refuse an access outside of the tensor."""
+        if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
+            self.refuse(first_of(offset, (offset < 0) | (offset >= self.data.size)), what)
+        elif self.own is not None and not (own := self.own[offset]).all():
+            self.refuse(first_of(offset, ~own), what)
+
+    def refuse(self, first: int, what: str) -> None:
+        """Name an element that is none of the tensor's."""
+        place, x = first - self.tensor.storage_offset(), self.tensor
+        size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
+        shape = " x ".join(map(str, x.shape)) or "1"
+        if 0 <= place < size:
+            raise AccessError(
+                f"a {what} goes outside of {self.name}, {place} elements behind its begin: it "
+                f"is not contiguous, its strides are {list(x.stride())} (it is {shape})"
+            )
+        where = "past the end" if place >= 0 else "before the begin"
+        raise AccessError(
+            f"a {what} goes to element {place} of {self.name}, which has {x.numel()} ({shape}): "
+            f"{where}, so it needs another mask or address"
+        )
+
+    def load(self, offset: Any, valid: Any = None) -> Any:
+        """See `Memory.load`."""
+        values, largest = super().load(offset), self.watch.largest
+        if largest and offset.size > largest:
+            raise AccessError(
+                f"a load has {offset.size} elements; a tile of this puzzle has at most "
+                f"{largest}, as if no more had room on the chip"
+            )
+        if self.is_plain:
+            self.seen.loads += offset.size if valid is None else int(np.count_nonzero(valid))
+        else:
+            self.note_load(offset if valid is None else offset[valid])
+        return values
+
+    def note_load(self, offset: Any) -> None:
+        """Refuse to load what nothing wrote, or another program stores."""
+        seen = self.history()
+        seen.loads += offset.size
+        if seen.read is not None:
+            seen.read[offset] = True
+        if self.is_input:
+            return
+        if seen.written is not None and not (there := seen.written[offset]).all():
+            unwritten = self.element(first_of(offset, ~there))
+            raise AccessError(f"{unwritten} is read, and nothing wrote it yet")
+        if here.program.grid == (1, 1, 1):
+            return
+        own, writer, number = who_runs(), seen.writer[offset], here.program.number
+        others = (writer != NOBODY) & (writer // PARTITIONS != number)
+        if others.any() and not self.ordered(seen, offset, writer, others, number):
+            first = first_of(offset, others)
+            raise AccessError(
+                f"program {number} reads {self.element(first)}, which program "
+                f"{first_of(writer, others) // PARTITIONS} stores: on a GPU either may come first; "
+                "only an atomic operation of both between tells"
+            )
+        reader = seen.reader[offset]
+        seen.reader[offset] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
+
+    def ordered(self, seen: Seen, offset: Any, writer: Any, others: Any, own: int) -> bool:
+        """Whether atomic operations of both programs lie between the stores and this load."""
+        atomics, now = self.watch.atomics, self.watch.atomics.get(own, -1)
+        stored, who = seen.stored_at[offset][others], np.asarray(writer)[others].reshape(-1)
+        released = np.array([atomics.get(int(x) // PARTITIONS, -1) for x in who])
+        return bool((released > stored.reshape(-1)).all() and (now > stored).all())
+
+    def store(self, offset: Any, values: Any) -> None:
+        """See `Memory.store`."""
+        self.check(offset, "store")
+        self.note_store(offset)
+        super().store(offset, values)
+
+    def note_store(self, offset: Any) -> None:
+        """Refuse to store to an input, or where another program loads or stores."""
+        if self.is_input:
+            raise AccessError(f"a store changes {self.name}; inputs must stay as they are")
+        seen, number, watch = self.history(), here.program.number, self.watch
+        seen.stores += offset.size
+        if here.program.grid != (1, 1, 1) or here.partition is not None:
+            for kind, who in (("stores", seen.writer[offset]), ("reads", seen.reader[offset])):
+                others = (who != NOBODY) & (who // PARTITIONS != number)
+                if others.any():
+                    first, other = first_of(offset, others), first_of(who, others)
+                    which = f"program {other // PARTITIONS}" if other >= 0 else "another program"
+                    begin = "two programs store" if kind == "stores" else "a program stores"
+                    raise AccessError(
+                        f"{begin} {self.element(first)}: program {number} stores it, and {which} "
+                        f"{kind} it, too; on a GPU either may come first"
+                    )
+            if here.partition is not None:
+                self.check_partitions(offset, seen)
+            watch.clock += 1
+            seen.writer[offset], seen.stored_at[offset] = who_runs(), watch.clock
+        if seen.written is not None:
+            seen.written[offset] = True
+
+    def check_partitions(self, offset: Any, seen: Seen) -> None:
+        """Refuse to store where another partition of the program has stored, if no barrier says
+        that this comes later.
+        """
+        own, writer, partition = who_runs(), seen.writer[offset], here.partition
+        for other in set(np.unique(writer).tolist()) - {own, NOBODY}:
+            one = partition.program.partitions[other % PARTITIONS]
+            if partition.clock.get(one, 0) < seen.epochs[other]:
+                raise AccessError(
+                    f"two partitions store {self.element(first_of(offset, writer == other))}: "
+                    f"{partition.short()} and {one.short()}; either may come first"
+                )
+        seen.epochs[own] = partition.clock[partition]
+
+    def note_box(self, part: np.ndarray, what: str) -> None:
+        """See `Memory.note_box`."""
+        if what == "load" and self.is_plain and self.own is None:
+            self.seen.loads += part.size
+            return
+        offset: Any = np.int64(part.__array_interface__["data"][0] - self.address) // part.itemsize
+        for axis, (n, step) in enumerate(zip(part.shape, part.strides)):
+            index = np.arange(n) * (step // part.itemsize)
+            offset = offset + index.reshape([-1 if i == axis else 1 for i in range(part.ndim)])
+        self.check(offset, "load" if what == "load" else "store")
+        getattr(self, f"note_{what}")(offset)
+
+    def note_atomic(self, offset: Any) -> None:
+        """See `Memory.note_atomic`."""
+        if self.is_input:
+            raise AccessError(
+                f"an atomic operation changes {self.name}; inputs must stay as they are"
+            )
+        seen, watch = self.history(), self.watch
+        if seen.written is not None and not (there := seen.written[offset]).all():
+            first = first_of(offset, ~there)
+            raise AccessError(f"{self.element(first)} is added to, and nothing wrote it yet")
+        seen.stores += offset.size
+        watch.clock += 1
+        watch.atomics[here.program.number] = watch.clock
+
+    def absent(self) -> Any:
+        """What a lane without `other` reads: nothing that a kernel may rely on."""
+        if self.watch.lenient or self.kind.kind == 0:
+            return self.kind.np(0)
+        return self.kind.np(np.nan if self.kind.kind == 2 else self.kind.highest // 2 - 11)

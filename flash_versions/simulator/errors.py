@@ -1,0 +1,13 @@
+"""What the simulator says: errors with the line of the kernel that they come from."""
+
+
+class CompileError(Exception):
+    """Triton's compiler refuses this kernel."""
+
+
+class AccessError(Exception):
+    """A kernel reads or writes what it must not."""
+
+
+class Deadlock(RuntimeError):
+    """No partition of a program can go on; says which waits where."""

@@ -1,0 +1,1 @@
+"""Gluon's half of the simulator: partitions of warps, barriers, shared and tensor memory, TMA."""

@@ -1,0 +1,393 @@
+"""Partitions that take turns: who runs when.
+
+A partition of warps has a thread, but only one runs at a time, and wherever it meets another one it
+is drawn who goes on: nothing is timed, the same seed gives the same order, and a dead-lock is seen
+at once. Hardware may be fast or slow; an `Order` says which of these freedoms a run takes. Late
+loads find a partition that does not wait for `full`; late products, which read their tiles when
+they are waited for, find one that gives a tile back too early. Stores always leave late: a tile is
+read when that is waited for. What was read reaches memory then, or, if it is late as loads are,
+when that is waited for or the warps end.
+
+Not simulated: layouts, registers, speed. A missing fence is noticed only before a TMA store or a
+product, and, with `loads_need_fences`, where TMA fills what was read.
+"""
+
+import random
+import threading
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
+from flash_versions.simulator.floats import as_on_a_gpu
+from flash_versions.simulator.gluon import report
+from flash_versions.simulator.gluon.hazards import Hazards, join, released
+from flash_versions.simulator.state import here
+
+
+class Order(NamedTuple):
+    """Seed of what is drawn, and the probabilities that a product or a load is late.
+
+    What is late happens only when no partition can go on without it, or when it is waited for.
+    """
+
+    seed: int
+    late_products: float
+    late_loads: float
+
+
+ORDERS = {
+    "late products": Order(0, 1.0, 0.0),
+    "late loads": Order(1, 0.0, 1.0),
+    "any order": Order(2, 0.5, 0.5),
+}
+
+
+class Options(NamedTuple):
+    """How grids run: see `using`.
+
+    Attributes:
+        watcher: called with (partition, what, tile, barrier, cycle) at each event, see `note`.
+        loads_need_fences: whether TMA must not fill what was read to registers without a fence
+            behind it. None is needed where a product that had those registers was waited for.
+        begun: of a number of programs: in which order they begin.
+        resident: programs of a grid that run at once.
+    """
+
+    order: Order = ORDERS["any order"]
+    watcher: Any = None
+    loads_need_fences: bool = True
+    begun: Any = range
+    resident: int = 3
+
+
+DEFAULT = Options()
+options: ContextVar[Options] = ContextVar("options", default=DEFAULT)
+
+
+@contextmanager
+def using(**changed):
+    """Inside, grids that this thread runs have other `Options`: using(order=...)."""
+    token = options.set(options.get()._replace(**changed))
+    try:
+        yield
+    finally:
+        options.reset(token)
+
+
+def note(what, tile=None, barrier=None, partition=None):
+    """Tell the watcher of an event: "wait", "resume" or "arrive" at a barrier; "copy" and "landed"
+    of a load, "store" of a tile and "stored" in memory; "product" and "done" of what the tensor
+    cores multiply. A tile is a Load, a Store, a Product or a tile in shared memory. What lands has
+    the partition that asked.
+    """
+    partition = partition or here.partition
+    if (watcher := partition.machine.options.watcher) is not None:
+        watcher(partition, what, tile, barrier, partition.machine.tick())
+
+
+class Stopped(BaseException):
+    """Another partition failed."""
+
+
+class Machine:
+    """The partitions of the programs that are resident, and what is on its way.
+
+    Attributes:
+        partitions: those that have not ended.
+        file: that the kernel is in.
+        able: partitions, and loads and products on their way, that can go on; patient: those that
+            do when none of these is left; late: those that do only then when nobody else can.
+        polling: (function, partition that waits until it is true).
+    """
+
+    def __init__(self, file=""):
+        self.options, self.file = options.get(), file
+        self.random = random.Random(self.options.order.seed).random
+        self.partitions, self.able, self.patient, self.late, self.polling = [], [], [], [], []
+        self.threads, self.error, self.cycle, self.turns = [], None, 0, 0
+        self.is_watched, self.checking = here.memory is not None, here.checking
+
+    def tick(self):
+        """The next cycle: no two events are of one."""
+        self.cycle += 1
+        return self.cycle
+
+    def draw(self, probability):
+        """True so often."""
+        return self.random() < probability
+
+    def run(self, partitions):
+        """Run partitions, and those that they start, to their end."""
+        self.partitions += partitions
+        self.able += partitions
+        try:
+            work(self, self.choose())
+            self.join()
+        except BaseException as error:  # such as Ctrl-C
+            self.fail(error)
+            self.join()
+        if self.error:
+            raise self.error
+        if self.able or self.late:
+            raise AccessError("programs end with loads in flight that no partition has waited for")
+
+    def join(self):
+        for thread in self.threads:  # grows meanwhile
+            thread.join()
+
+    def choose(self):
+        """Draw who goes on; what is drawn before and is no partition lands."""
+        self.turns += 1
+        while True:
+            for x in self.polling and [x for x in self.polling if x[0]()]:
+                self.polling.remove(x)
+                self.able.append(x[1])
+            among = self.able or self.patient or self.late
+            if not among:
+                self.fail(Deadlock(report.deadlock(self.partitions)))
+                raise Stopped
+            place = int(self.random() * len(among))
+            among[place], chosen = among[-1], among[place]
+            among.pop()
+            if type(chosen) is not Partition:
+                try:
+                    chosen.land()
+                except AccessError as error:  # not of the partition whose thread this is
+                    error.add_note(f"in {chosen.partition.name}")
+                    self.fail(error.with_traceback(None))
+                    raise Stopped from None
+            elif chosen.barrier is None or chosen.barrier.phase != chosen.phase:
+                return chosen
+            else:  # it has missed a phase
+                chosen.barrier.waiting.append(chosen)
+
+    def wake(self, chosen):
+        """Let a partition go on, in its thread; if it has none, in a new one."""
+        if chosen.thread is None:
+            thread = threading.Thread(target=work, args=(self, chosen), daemon=True)
+            thread.start()
+            self.threads.append(thread)
+        else:
+            chosen.go_on()
+
+    def fail(self, error):
+        """Stop all partitions."""
+        if self.error is None:
+            self.error = error
+            for x in list(self.partitions):
+                x.go_on()
+
+
+def work(machine, partition):
+    """What a thread does: run a partition, and then others that have not begun."""
+    with as_on_a_gpu():
+        while True:
+            partition.run()
+            if machine.error or not machine.partitions:
+                return
+            try:
+                partition = machine.choose()
+            except Stopped:
+                return
+            if partition.thread is not None:
+                partition.go_on()
+                return
+
+
+class Program:
+    """What the partitions of a program share.
+
+    Attributes:
+        ids: its place in the grid; number: in the order in which programs begin.
+        partitions: all that there ever were.
+        named_barriers: number -> [threads that have arrived, partitions that wait].
+        products: of Hopper's tensor cores that nobody has waited for.
+        queue: products of Blackwell's tensor cores that are not computed yet, in order.
+        columns: of tensor memory that are allocated.
+    """
+
+    def __init__(self, machine, number, grid):
+        self.machine, self.number, self.grid = machine, number, grid
+        self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+        self.partitions, self.named_barriers, self.products, self.queue = [], {}, {}, []
+        self.columns, self.tensor_memory = 0, None
+        self.hazards = Hazards() if machine.is_watched else None
+
+    def check_fenced(self, operands, who):
+        """Refuse to read a tile that was written from registers without a fence behind it."""
+        for partition in self.partitions:
+            for tile in partition.written:
+                for x in operands:
+                    if overlap(x, tile):
+                        name = report.name_of(x, self)
+                        raise AccessError(f"{who} reads {name} without fence_async_shared")
+
+    def check_fill(self, tile, by_tma=False, filler=None):
+        """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one
+        that was read to registers without a fence: TMA is another proxy, and may be earlier than
+        reads that no fence says are done. A product of Hopper's that still reads it is torn: its
+        result must not be used. filler: whose load lands; else the partition that runs writes it.
+        """
+        if by_tma and self.machine.options.loads_need_fences:
+            if any(overlap(tile, x) for partition in self.partitions for x in partition.read):
+                name = report.name_of(tile, self)
+                raise AccessError(f"TMA fills {name}, which was read without a fence")
+        for product in self.products:
+            if not product.torn and any(overlap(tile, x) for x in product.operands):
+                product.torn = (
+                    f"{report.name_of(tile, self)} is filled by {filler or here.partition.place()} "
+                    f"while a product of {product.partition.name} that no warpgroup_mma_wait has "
+                    "waited for still reads it"
+                )
+        self.check_queue(tile, "written while a product is to use it")
+
+    def check_queue(self, tile, what, reads=False):
+        """Refuse to touch what a product of Blackwell's that is not computed yet is to use."""
+        for product in self.queue:
+            used = product.written if reads else product.operands + product.written
+            if any(overlap(tile, x) for x in used):
+                raise AccessError(f"{report.name_of(tile, self)} in {tile.kind} is {what}")
+
+
+def overlap(x, y):
+    """Whether two tiles in shared memory, or in tensor memory, have a place in common."""
+    return x.low < y.high and y.low < x.high
+
+
+class Partition:
+    """Warps that run a function: a program's kernel, or what that gives to `warp_specialize`.
+
+    Attributes:
+        barrier, phase: at which mbarrier it waits, for the end of which phase; named: at which
+        named
+            barrier.
+        clock: see `hazards`.
+        waited: the mbarrier of its last wait; stale: whether that was for a phase which it had
+            waited for before, or a new barrier's; ended: of each barrier, how many phases it has
+            seen end; waits: the mbarriers it has waited for since its last load, guards: before
+            that.
+        initialised: mbarriers, without a fence behind it.
+        products, stores: that it has not waited for.
+        leaving: stores whose tile was read, and that are not in memory yet.
+        written, read: tiles in shared memory, from and to registers, since its last fence.
+        before_tma, before_count: fences that are missing: between what was read of other programs
+            and TMA, and between what TMA has written and what tells other programs of it.
+    """
+
+    def __init__(self, program, name, function, arguments, threads, parent=None):
+        self.program, self.machine, self.threads = program, program.machine, threads
+        self.name, self.parent, self.children = f"program {program.number}, {name}", parent, 0
+        self.function, self.arguments, self.thread = function, arguments, None
+        self.turn, self.barrier, self.phase = threading.Lock(), None, 0
+        self.turn.acquire()
+        self.products, self.stores, self.leaving, self.written, self.read = [], [], [], set(), set()
+        self.before_tma, self.before_count = set(), set()
+        self.clock = {self: 1} if parent is None else released(parent) | {self: 1}
+        self.waited, self.stale, self.ended, self.named = None, False, {}, None
+        self.waits, self.guards, self.initialised = [], frozenset(), []
+        self.index = len(program.partitions)
+        program.partitions.append(self)
+
+    def run(self, pauses=False):
+        """Run the function to its end; returns what it does."""
+        machine, before, result = self.machine, (here.program, here.partition), None
+        here.program, here.partition, here.checking = self.program, self, machine.checking
+        self.thread, self.base = threading.get_ident(), report.this_frame()
+        try:
+            if pauses:
+                self.pause()
+            result = self.function(*self.arguments)
+            for what in ("products", "stores"):
+                if getattr(self, what):
+                    raise AccessError(f"{self.name} ends with {what} in flight")
+            for x in self.leaving:
+                x.land()
+        except Stopped:
+            pass
+        except BaseException as error:
+            error.add_note(f"in {self.name}")
+            machine.fail(error)
+        here.program, here.partition = before
+        machine.partitions.remove(self)
+        if self.parent is not None:
+            join(self.parent.clock, self.clock)
+            self.parent.children -= 1
+            if self.parent.children == 0 and self.parent.thread != self.thread:
+                machine.able.append(self.parent)
+        return result
+
+    def go_on(self):
+        """Let its thread run; unless an error has let it run before."""
+        with suppress(RuntimeError):
+            self.turn.release()
+
+    def pause(self, among=None):
+        """Let others run, and go on as one of these; if not given, perhaps, as an able one."""
+        if among is None and self.machine.draw(0.5):
+            return
+        (self.machine.able if among is None else among).append(self)
+        self.wait()
+
+    def wait(self):
+        """Let others run, until one of them says that this partition can go on."""
+        chosen = self if self.machine.error else self.machine.choose()
+        if chosen is not self:
+            self.machine.wake(chosen)
+            self.turn.acquire()
+        if self.machine.error:
+            raise Stopped
+
+    def short(self):
+        """Its name, in a grid of one program without that."""
+        one = self.program.grid == (1, 1, 1)
+        return self.name.partition(", ")[2] if one else self.name
+
+    def place(self):
+        """Its name, and where in the kernel it is."""
+        return f"{self.short()} in {report.where(self)}"
+
+
+def run_grid(function, grid, arguments, num_warps=4):
+    """Run a kernel's programs, a few at once.
+
+    Raises:
+        CompileError, AccessError: a program does what it must not.
+        Deadlock: no partition can go on.
+    """
+    chosen = options.get()
+    numbers = list(chosen.begun(grid[0] * grid[1] * grid[2]))
+    file = getattr(getattr(function, "func", None), "file", "")
+    for first in range(0, len(numbers), chosen.resident):
+        machine = Machine(file)
+        programs = [Program(machine, i, grid) for i in numbers[first : first + chosen.resident]]
+        threads = 32 * num_warps
+        machine.run([Partition(x, "kernel", function, arguments, threads) for x in programs])
+
+
+def warp_specialize(functions_and_args, worker_num_warps, worker_num_regs=None):
+    """Run each (function, arguments) in a partition of its own, to the end of all. The first one
+    has the warps of the kernel, and so its thread.
+    """
+    parent, machine = here.partition, here.partition.machine
+    warps = [parent.threads // 32, *worker_num_warps]
+    if not len(warps) == len(functions_and_args) == 1 + len(worker_num_regs or warps[1:]):
+        raise CompileError("warp_specialize needs warps and registers for all functions but one")
+    children = [
+        Partition(parent.program, f"{function.__name__} {i}", function, arguments, 32 * n, parent)
+        for i, ((function, arguments), n) in enumerate(zip(functions_and_args, warps))
+    ]
+    parent.children = len(children)
+    machine.partitions += children
+    machine.able += children[1:]
+    result = children[0].run(pauses=True)
+    if machine.error:
+        raise Stopped
+    if parent.children:
+        parent.wait()
+    return result
+
+
+def barrier(*, cluster=False):
+    """Of the threads of a partition, which are one here: others come as far as they can."""
+    here.partition.pause(here.partition.machine.late)

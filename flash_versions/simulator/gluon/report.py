@@ -1,0 +1,170 @@
+"""What is said of partitions: where they are, how the kernel names a tile or a barrier, and what a
+dead-lock is made of.
+"""
+
+import linecache
+import sys
+import threading
+from pathlib import Path
+
+from flash_versions.simulator.state import here
+
+OWN = str(Path(__file__).parents[1]), threading.__file__
+MOST_FIELDS = 4  # of aggregates in aggregates
+
+
+def this_frame():
+    """The frame of the caller."""
+    return sys._getframe(1)
+
+
+def frames(partition):
+    """The frames of a kernel's functions that a partition has come to, the outermost first. Its
+    thread may also run the first of the partitions that it waits for.
+    """
+    frame, found = sys._current_frames().get(partition.thread), []
+    while frame is not None and frame is not partition.base:
+        if frame.f_code is partition.base.f_code:
+            found = []
+        elif not frame.f_code.co_filename.startswith(OWN) and frame.f_code.co_name[0] != "<":
+            found.insert(0, frame)
+        frame = frame.f_back
+    return found
+
+
+def where(partition):
+    """The lines of the kernel that a partition has come to."""
+    found = frames(partition)
+    if not found:
+        return "its begin"
+    text = linecache.getline(found[-1].f_code.co_filename, found[-1].f_lineno).strip()
+    return " > ".join(f"{x.f_code.co_name}:{x.f_lineno}" for x in found) + f": {text}"
+
+
+def fields(name, value, depth=MOST_FIELDS):
+    """A value with its name, and if it is an aggregate, its fields."""
+    yield name, value
+    if depth:
+        for field in getattr(value, "fields", ()):
+            path = field if name == "self" else f"{name}.{field}"
+            yield from fields(path, getattr(value, field, None), depth - 1)
+
+
+def name_of(thing, program=None):
+    """A tile or a barrier as its kernel names it, "slot 0 of `full`": sought among the variables of
+    the partition that runs, then of the others of its program, the outermost function's first.
+    """
+    program = program or here.partition.program
+    others = [x for x in program.machine.partitions if x.program is program and x.thread]
+    for partition in sorted(others, key=lambda x: x is not here.partition):
+        for frame in frames(partition):
+            for variable, content in frame.f_locals.items():
+                for name, value in fields(variable, content):
+                    if (part := part_of(value, thing)) is not None:
+                        return f"{part}`{name}`"
+    return "a tile" if hasattr(thing, "low") else "a barrier"
+
+
+def part_of(value, thing):
+    """Which slot of a value a tile or a barrier is, as the begin of its name; or None."""
+    if value is thing:
+        return ""
+    if isinstance(value, list):  # of barriers
+        return next((f"slot {i} of " for i, slot in enumerate(value) if slot is thing), None)
+    if not hasattr(value, "low") or not hasattr(thing, "low"):
+        return None
+    if not value.low <= thing.low < thing.high <= value.high:
+        return None
+    slots = value.shape[0] if len(value.shape) > 2 else 1
+    size = (value.high - value.low) // slots
+    return f"slot {(thing.low - value.low) // size} of " if slots > 1 else ""
+
+
+def explain(partition, waiting):
+    """Where a partition waits and what would release it; waiting: the names of all that do."""
+    text, barrier = partition.place(), partition.barrier
+    if partition.named is not None:
+        return f"{text}\n    It waits {at_named(partition.named)}."
+    if barrier is None:
+        return text
+    lacks = [f"{barrier.pending} more arrival{'s' * (barrier.pending != 1)}"]
+    if barrier.missing_bytes > 0:
+        lacks.append(f"{barrier.missing_bytes} more bytes from a load")
+    elif barrier.missing_bytes < 0:
+        lacks.append(f"an `expect` of the {-barrier.missing_bytes} bytes that have landed")
+    history = "No partition has arrived there and no load has landed there."
+    if barrier.arrived:
+        name, turn = list(barrier.arrived.items())[-1]
+        history = f"The last arrival came from {name}, at turn {turn}."
+        for other in barrier.arrived:
+            history += f" {other} {'waits too' if other in waiting else 'has ended'}."
+    return (
+        f"{text}\n    It waits for the end of phase {partition.phase} of "
+        f"{name_of(barrier, partition.program)}, which needs "
+        f"{' and '.join(lacks if barrier.pending else lacks[1:] or lacks)} (it counts "
+        f"{barrier.count}).\n    {history}"
+    )
+
+
+def at_named(barrier):
+    """What a named barrier waits for."""
+    who = ", ".join(dict.fromkeys(x.short() for x in barrier.arrived))
+    return (
+        f"at named barrier {barrier.number} for {barrier.needed} threads, of which "
+        f"{barrier.threads} have arrived: {who}"
+    )
+
+
+FILLS = {"expect", "fill", "load_tile", "async_load", "async_copy_global_to_shared"}
+
+
+def mistake(partition):
+    """What may be wrong where a partition waits: how unsure that is, and a sentence."""
+    who, barrier = partition.short(), partition.barrier
+    if partition.named is not None:
+        return 3, f"{who} waits {at_named(partition.named)}; no other partition arrives there"
+    if barrier is None:
+        return 9, "all partitions wait"
+    name, phase = name_of(barrier, partition.program), partition.phase
+    missing, seen = barrier.missing_bytes, partition.ended.get(barrier)
+    behind = barrier.ended - (seen or 0)
+    if missing and not barrier.pending:
+        landed = barrier.expected - missing
+        return 0, (
+            f"{name} expects {barrier.expected} bytes in a phase, and {landed} bytes land there"
+        )
+    if behind > 1:
+        return 1, (
+            f"{behind} phases of {name} have ended that {who} has not waited for: the tile was "
+            f"filled again before {who} has read it"
+        )
+    if behind == 1:
+        return 1, (
+            f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
+            f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"
+        )
+    if barrier.arrived and barrier.pending < barrier.count:
+        number = barrier.count - barrier.pending
+        return 2, f"{name} counts {barrier.count} arrivals, and {number} came in this phase"
+    fills = any(FILLS & set(x.f_code.co_names) for x in frames(partition))
+    if fills and seen is None:
+        return 2, (
+            f"the first wait of {who} for {name} does not end: of a new barrier phase 1 counts as "
+            f"ended, so it should wait for phase {1 - phase} first, and waits for phase {phase}"
+        )
+    if fills:
+        return 2, (
+            f"{who} waits for {name}, and no partition arrives there: who has read the tile has to"
+        )
+    others = {x.name for x in partition.machine.partitions}
+    if all(x not in others for x in barrier.arrived):
+        return 4, f"{who} waits for {name}, where no load lands any more: no partition fills it"
+    return 5, f"{who} waits for phase {phase} of {name}, and no partition arrives there"
+
+
+def deadlock(partitions):
+    """What all partitions wait for, behind what is most likely wrong."""
+    waiting = {x.name for x in partitions}
+    _, first = min((mistake(x) for x in partitions), key=lambda found: found[0])
+    lines = (f"\n  {explain(x, waiting)}" for x in partitions)
+    return f"dead-lock: {first}. All partitions wait:{''.join(lines)}"

@@ -1,0 +1,195 @@
+"""TMA, by Gluon's names of all supported versions: boxes of tensors, copied to shared memory and
+from there.
+"""
+
+import math
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from flash_versions.simulator.dtypes import decode, encode
+from flash_versions.simulator.errors import AccessError, CompileError
+from flash_versions.simulator.gluon.machine import note
+from flash_versions.simulator.memory import Memory, pointer_to
+from flash_versions.simulator.state import here
+from flash_versions.simulator.values import to_tensor
+
+
+class Box(NamedTuple):
+    """The type of a box."""
+
+    element_ty: object
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class tensor_descriptor:
+    """Boxes of a tensor, which may reach past its end."""
+
+    handle = property(lambda self: self)
+    shape = property(lambda self: tuple(map(to_tensor, self.sizes)))
+    strides = property(lambda self: tuple(map(to_tensor, self.steps)))
+
+    def __init__(self, base, shape, strides, block_shape, layout):
+        self.memory, self.first, self.dtype = base.memory, int(base.offset), base.element
+        self.sizes, self.steps = (
+            list(map(operator.index, shape)),
+            list(map(operator.index, strides)),
+        )
+        self.block_shape, self.layout = tuple(block_shape), layout
+        size = self.dtype.itemsize
+        starts = [self.memory.address + self.first * size, *(x * size for x in self.steps[:-1])]
+        if any(x % 16 for x in starts) or self.steps[-1] != 1 or min(self.sizes) < 1:
+            raise AccessError(
+                f"TMA cannot address a tensor of {self.sizes} with strides {self.steps}: it and "
+                "its rows begin at multiples of 16 bytes, and none of its sizes is 0"
+            )
+        self.nbytes_per_cta = math.prod(self.block_shape) * size
+        self.block_type = Box(self.dtype, self.block_shape, self.nbytes_per_cta)
+
+    def box(self, coordinates, tile):
+        """Where a box is, the part of the tensor that lies in it, and the slices of a tile where
+        that belongs; None is all of it. Addresses are counted modulo 2^64, which `tiles/ragged.py`
+        relies on.
+        """
+        if tile.shape != self.block_shape or tile.dtype is not self.dtype:
+            kinds = f"{tile.dtype} of {list(tile.shape)}, {self.dtype} of {list(self.block_shape)}"
+            raise CompileError(f"a tile and a box differ: {kinds}")
+        corner = [operator.index(i) for i in coordinates]
+        if len(corner) != len(self.sizes) or min(corner) < 0:
+            raise AccessError(f"a box of a tensor of {self.sizes} is asked for at {corner}")
+        box = zip(self.sizes, corner, self.block_shape)
+        extent = tuple(max(0, min(n - i, wide)) for n, i, wide in box)
+        place = None if extent == self.block_shape else tuple(map(slice, extent))
+        if 0 in extent:
+            return corner, np.empty(extent, self.dtype.stored), place
+        size, data = self.dtype.itemsize, self.memory.data
+        offset = sum(i * step for i, step in zip(corner, self.steps)) * size % 2**64
+        steps = [step * size if n > 1 else 0 for step, n in zip(self.steps, extent)]
+        try:
+            part = np.ndarray(extent, data.dtype, data, self.first * size + offset, steps)
+        except (TypeError, ValueError, OverflowError):
+            raise AccessError(f"the box at {corner} lies outside of {self.memory.name}") from None
+        return corner, part, place
+
+
+def descriptor(base, shape, strides, block_shape, layout, name="a tensor"):
+    """What a kernel gets for a descriptor of the host."""
+    pointer = pointer_to(base, name, here.memory or Memory)
+    return tensor_descriptor(pointer, shape, strides, block_shape, layout)
+
+
+def make_tensor_descriptor(base, shape, strides, block_shape, layout, padding_option="zero"):
+    return tensor_descriptor(base, shape, strides, block_shape, layout)
+
+
+class Load:
+    """A copy into shared memory that is on its way."""
+
+    def __init__(self, source, coordinates, barrier, tile):
+        self.tile, self.barrier, self.bytes = tile, barrier, source.block_type.nbytes
+        self.partition = here.partition
+        self.coordinates, self.part, self.place = source.box(coordinates, tile)
+        self.clock = None
+        if here.program.hazards:
+            self.clock = here.program.hazards.fill(tile, barrier)
+            source.memory.note_box(self.part, "load")
+        here.program.check_fill(tile, by_tma=True)
+
+    def land(self):
+        """Write to shared memory."""
+        tile, partition = self.tile, self.partition
+        partition.program.check_fill(tile, filler=partition.name)
+        if self.place is None:
+            tile.data[...] = self.part
+        else:
+            tile.data[...] = 0
+            tile.data[self.place] = self.part
+        note("landed", self, self.barrier, partition)
+        self.barrier.arrive(0, -self.bytes, partition, self.clock)
+
+
+class Store:
+    """A copy or an addition from shared memory to memory that is on its way."""
+
+    def __init__(self, target, coordinates, tile, adds):
+        self.target, self.tile, self.adds, self.partition = target, tile, adds, here.partition
+        self.coordinates, self.part, self.place = target.box(coordinates, tile)
+        hazards = here.program.hazards
+        self.reads = hazards.read(tile, here.partition, None) if hazards else []
+        if hazards:
+            target.memory.note_box(self.part, "atomic" if adds else "store")
+
+    def read(self):
+        """Read the tile, which may be written from now on."""
+        for read in self.reads:
+            read.time = self.partition.clock[self.partition]
+        data = self.tile.data
+        self.data = np.array(data if self.place is None else data[self.place])
+
+    def land(self):
+        """Write to memory."""
+        if self.adds:
+            kind = self.target.dtype
+            total = decode(self.part, kind) + decode(self.data, kind)
+            self.data = encode(kind.round(total) if kind.round else total, kind)
+        self.part[...] = self.data
+        note("stored", self, partition=self.partition)
+
+
+def async_load(tensor_desc, coord, barrier, result, pred=True, multicast=False):
+    if pred:
+        load, machine = Load(tensor_desc, coord, barrier, result), here.partition.machine
+        late = machine.draw(machine.options.order.late_loads)
+        (machine.late if late else machine.able).append(load)
+        note("copy", load, barrier)
+        here.partition.pause()
+
+
+def async_store(tensor_desc, coord, src, adds=False):
+    partition = here.partition
+    if partition.before_tma:
+        fences = " and ".join(sorted(partition.before_tma))
+        raise AccessError(f"a TMA store comes behind a read of other programs without {fences}")
+    partition.program.check_fenced([src], "a TMA store")
+    partition.stores.append(Store(tensor_desc, coord, src, adds))
+    note("store", src)
+
+
+def async_atomic_add(tensor_desc, coord, src):
+    async_store(tensor_desc, coord, src, adds=True)
+
+
+async_copy_global_to_shared, async_copy_shared_to_global = async_load, async_store
+
+
+def store_wait(pendings):
+    """Until all but so many tiles have been read."""
+    stores, machine = here.partition.stores, here.partition.machine
+    here.partition.pause(machine.late if len(stores) > pendings else None)
+    while len(stores) > pendings:
+        store = stores.pop(0)
+        store.read()
+        if machine.draw(machine.options.order.late_loads):
+            here.partition.leaving.append(store)
+        else:
+            store.land()
+
+
+def wait_stored(pendings):
+    """Until all but so many tiles are in memory."""
+    store_wait(pendings)
+    partition = here.partition
+    partition.before_count = {"fence.acq_rel.gpu"}
+    while len(partition.stores) + len(partition.leaving) > pendings:
+        partition.leaving.pop(0).land()
+
+
+def fence_async_shared(cluster=False):
+    """What this partition has read from shared memory and written there, it has done before."""
+    here.partition.written.clear()
+    here.partition.read.clear()
+    for barrier in here.partition.initialised:
+        barrier.unfenced = None
+    here.partition.initialised.clear()

@@ -1,0 +1,259 @@
+"""A launch with tensors on the CPU: each program of the grid is computed, one after the other."""
+
+import functools
+import inspect
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flash_versions.simulator import rebind
+from flash_versions.simulator.dtypes import dtype
+from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
+from flash_versions.simulator.floats import as_on_a_gpu
+from flash_versions.simulator.memory import Descriptor, Memory, pointer_to
+from flash_versions.simulator.rebind import rebound
+from flash_versions.simulator.source import assigned, is_constexpr_text
+from flash_versions.simulator.state import Program, here
+from flash_versions.simulator.values import Pointer, Tile
+
+OPTIONS = frozenset((
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "launch_cooperative_grid",
+    "debug", "enable_fp_fusion", "warmup", "grid", "extern_libs", "instrumentation_mode",
+))  # fmt: skip
+OWN = str(Path(__file__).parent)
+functions: dict[int, tuple[Any, rebind.Function, inspect.Signature, frozenset[str]]] = {}
+
+
+def prepared(kernel: Any) -> tuple[rebind.Function, inspect.Signature, frozenset[str]]:
+    """A kernel's function, its signature and the names of its compile-time constants."""
+    known = functions.get(id(kernel))
+    if known is None or known[0] is not kernel:
+        fn = kernel.fn
+        while not inspect.isfunction(fn):  # of triton.heuristics and the like
+            kernel, fn = fn, fn.fn
+        signature = inspect.signature(fn)
+        constants = frozenset(
+            name for name, x in signature.parameters.items() if is_constexpr_text(x.annotation)
+        )
+        known = kernel, rebound(kernel), signature, constants
+        functions[id(kernel)] = known
+    return known[1:]
+
+
+def argument(x: Any, name: str, memory: Callable) -> Any:
+    """What a kernel gets for what its caller passes."""
+    if isinstance(x, torch.Tensor):
+        return pointer_to(x, name, memory)
+    if type(x).__name__ == "TensorDescriptor":
+        if "gluon" in type(x).__module__ or hasattr(x, "layout"):
+            from flash_versions.simulator.gluon.tma import descriptor
+
+            return descriptor(x.base, x.shape, x.strides, x.block_shape, x.layout)
+        made = Descriptor(pointer_to(x.base, name, memory), x.shape, x.strides, x.block_shape)
+        made.padding = float("nan") if x.padding == "nan" else 0
+        return made
+    if isinstance(x, tuple):
+        values = [argument(y, name, memory) for y in x]
+        return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
+    return assigned(rebound(x)) if isinstance(x, bool | int | float) else rebound(x)
+
+
+def is_one(x: Any, name: str, kernel: Any) -> bool:
+    """Whether a number is 1, which Triton makes a compile-time constant."""
+    if type(x) is not int or x != 1:
+        return False
+    parameters = getattr(kernel, "params", ())
+    return not any(p.name == name and p.do_not_specialize for p in parameters)
+
+
+def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> None:
+    """Compute a kernel on tensors that are on the CPU.
+
+    Raises:
+        CompileError: Triton's compiler refuses the kernel.
+        AccessError: it reads or writes what it must not.
+        Deadlock: its partitions wait for each other.
+    """
+    function, signature, constants = prepared(kernel)
+    warps = named.get("num_warps", 4)
+    named = {k: v for k, v in named.items() if k in signature.parameters or k not in OPTIONS}
+    try:
+        bound = signature.bind(*arguments, **named)
+    except TypeError as error:
+        raise CompileError(f"{function.__name__}: {error}") from None
+    bound.apply_defaults()
+    values = bound.arguments
+    if callable(grid):
+        grid = grid(values)
+    sizes: Any = tuple(int(n) for n in grid) + (1,) * (3 - len(grid))
+    memory = here.memory or Memory
+    given = {
+        name: rebound(x)
+        if name in constants or is_one(x, name, kernel)
+        else argument(x, name, memory)
+        for name, x in values.items()
+    }
+    say()
+    rebind.begin_launch()
+    run = functools.partial(function, **given)
+    outer = here.program, here.partition
+    key = function, tuple(kind_of(x) for x in given.values())
+    most = CHECKS if here.memory is None else SURE
+    here.checking = checked.get(key, 0) < most and not here.trusts
+    here.unsure[0] = False
+    try:
+        with as_on_a_gpu():
+            if is_gluon(kernel):
+                from flash_versions.simulator.gluon.machine import run_grid
+
+                run_grid(run, sizes, (), warps)
+            else:
+                here.may_be_dry = here.checking
+                for z, y, x in itertools.product(*map(range, reversed(sizes))):
+                    here.program, here.partition = Program((x, y, z), sizes), None
+                    run()
+                    here.checking = here.may_be_dry = False
+        if not here.trusts:
+            checked[key] = checked.get(key, 0) + 1 if here.unsure[0] else SURE
+    except (CompileError, AccessError, AssertionError) as error:
+        if not error.args or not str(error.args[0]).startswith("line "):
+            where = place(error, function.file)
+            error.args = (f"{where}{error.args[0] if error.args else ''}",)
+        raise
+    except Deadlock:
+        raise
+    except Exception as error:
+        raise CompileError(f"{place(error, function.file)}{reason(error)}") from error
+    finally:
+        here.program, here.partition = outer
+        here.checking = here.may_be_dry = here.is_dry = False
+
+
+CHECKS = 3  # launches that are checked where loops have too few steps to be sure, unless watched
+SURE = 1 << 30
+# Of kernels with kinds of arguments, how many launches were checked.
+checked: dict[Any, int] = {}
+
+
+def kind_of(x: Any) -> Any:
+    """What the compiled code depends on."""
+    if isinstance(x, Tile):
+        return x.dtype
+    if isinstance(x, Pointer):
+        return Pointer, x.element
+    if isinstance(x, tuple):
+        return type(x), *map(kind_of, x)
+    if x is None or isinstance(x, bool | int | float | str | dtype | rebind.Function):
+        return x
+    return type(x)
+
+
+def is_gluon(kernel: Any) -> bool:
+    """Whether a kernel is written in Gluon."""
+    return bool(getattr(kernel, "is_gluon", bool)())
+
+
+def place(error: BaseException, file: str) -> str:
+    """The line of a kernel that an error comes from, to be put before it: of the kernel's file if
+    it comes from a function of this package that a kernel of somebody else calls.
+    """
+    found = traceback.extract_tb(error.__traceback__)
+    frames = [x for x in reversed(found) if x.filename in rebind.files]
+    if not file.startswith(str(Path(OWN).parent)):
+        frames.sort(key=lambda x: x.filename != file)
+    return f"line {frames[0].lineno} of {frames[0].name}, `{frames[0].line}`: " if frames else ""
+
+
+def reason(error: Exception) -> str:
+    """An error of Python, as one of the kernel's author."""
+    said = str(error)
+    if isinstance(error, UnboundLocalError):
+        name = said.split("'")[1] if "'" in said else "a name"
+        return (
+            f"{name} has no value here: it is bound in a loop or in one branch of an `if` only; "
+            "give it a value before"
+        )
+    if isinstance(error, NameError):
+        name = said.split("'")[1] if "'" in said else "a name"
+        return (
+            f"a kernel does not know {name}; if it is a variable outside of the kernel, write "
+            f"{name} = tl.constexpr(...) there, or pass it"
+        )
+    if isinstance(error, AttributeError):
+        return said.replace("'Tile' object", "a tile").replace("'Pointer' object", "a pointer")
+    return said
+
+
+NOTICE = (
+    "flash_versions: no GPU found, so kernels are simulated on the CPU: for reading and testing, "
+    "not for speed.\n"
+)
+NEEDLESS = (
+    "flash_versions: TRITON_INTERPRET is not needed and is ignored: launches with tensors on the "
+    "CPU are simulated.\n"
+)
+unsaid = {"notice"}
+
+
+def say() -> None:
+    """Say once on stderr that kernels are simulated, if that is because there is no GPU."""
+    if unsaid and not torch.cuda.is_available():
+        unsaid.clear()
+        if "--quiet" not in sys.argv[1:]:  # of a command of ours
+            sys.stderr.write(NOTICE)
+
+
+def on_cpu(arguments: Any) -> bool:
+    """Whether the tensors among the arguments of a launch are on the CPU.
+
+    Raises:
+        ValueError: only some of them are, or one is where no kernel runs.
+    """
+    places = {y.device.type for x in arguments for y in tensors_in(x)}
+    if places == {"cpu"}:
+        return True
+    if "cpu" in places or "meta" in places:
+        raise ValueError(
+            f"the tensors of this launch are on {' and '.join(sorted(places))}; kernels take "
+            "tensors that are all on the CPU, where they are simulated, or all on a GPU"
+        )
+    return False
+
+
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """The tensors of an argument: of a tuple or of a descriptor, too."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, tuple):
+        return [tensor for y in x for tensor in tensors_in(y)]
+    return tensors_in(x.base) if type(x).__name__ == "TensorDescriptor" else []
+
+
+def install() -> None:
+    """Let `kernel[grid](...)` simulate a launch with tensors on the CPU, which Triton refuses; all
+    other launches are Triton's. Calling it again changes nothing.
+    """
+    if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on"):
+        sys.stderr.write(NEEDLESS)
+        del os.environ["TRITON_INTERPRET"]
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        if not warmup and on_cpu((*arguments, *named.values())):
+            launch(self, grid, arguments, named)
+            return None
+        return original(self, *arguments, grid=grid, warmup=warmup, **named)
+
+    run.simulates = True  # type: ignore[attr-defined]  # for those who ask
+    JITFunction.run = run

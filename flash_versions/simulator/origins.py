@@ -1,0 +1,159 @@
+"""Where numbers come from that are none: the operations whose result has the first NaN, or an
+infinity, though no operand has.
+"""
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flash_versions.simulator.launch import OWN
+from flash_versions.simulator.values import Pointer, Tile
+
+Place = tuple[int, int, int, int]  # first line and column of an expression, last line and column
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "NaN": np.isnan,
+    "inf": np.isposinf,
+    "-inf": np.isneginf,
+}
+
+
+def is_kind(kind: str, x: float) -> bool:
+    """Whether a number is a NaN, or this infinity."""
+    return bool(KINDS[kind](x))
+
+
+class Birth(NamedTuple):
+    """An operation whose result has such a number, though no operand has.
+
+    Attributes:
+        line, text: its place in the file.
+        function: of the simulator, that computes it.
+        kind: the type of its result.
+        operands: those of the first element that is such a number.
+        element: of a tensor, that is loaded there.
+    """
+
+    line: int
+    text: str
+    function: str
+    kind: str
+    operands: tuple[Any, ...]
+    element: str
+
+    @property
+    def has_inf(self) -> bool:
+        """Whether an operand is inf, or may be one of those that are summed up."""
+        return self.sums or any(x is not None and x == np.inf for x in self.operands)
+
+    @property
+    def has_infinities(self) -> bool:
+        """Whether an operand is one."""
+        numbers = [x for x in self.operands if isinstance(x, float | np.floating)]
+        return any(np.isinf(x) for x in numbers)
+
+    @property
+    def sums(self) -> bool:
+        """Whether the operation is a product of matrices or a sum."""
+        return self.function in ("dot", "sum", "warpgroup_mma", "warpgroup_mma_wait")
+
+
+class Origins:
+    """The births in the kernels of a file.
+
+    Args:
+        file: whose lines are named.
+        kind: "NaN", "inf" or "-inf".
+        healed: places whose births become 0, to see what becomes of the result.
+    """
+
+    def __init__(self, file: str, kind: str, healed: frozenset[Place] = frozenset()) -> None:
+        self.file, self.kind, self.is_bad, self.healed = file, kind, KINDS[kind], healed
+        self.births = dict[Place, Birth]()
+
+    @contextmanager
+    def tracing(self) -> Iterator["Origins"]:
+        """Inside, each tile that is made is looked at, which is slow."""
+        make = Tile.__init__
+
+        def made(tile: Tile, a: Any, kind: Any) -> None:
+            make(tile, a, kind)
+            if kind.kind == 2 and (bad := self.is_bad(a)).any():
+                place = self.born(bad, kind)
+                if place in self.healed:
+                    tile.a = np.where(bad, kind.np(0), a)[()]
+
+        Tile.__init__ = made  # type: ignore[method-assign, assignment]
+        try:
+            yield self
+        finally:
+            Tile.__init__ = make  # type: ignore[method-assign]
+
+    def born(self, bad: Any, kind: Any) -> Place | None:
+        """Note the operation of the kernel that makes a tile; None if an operand is bad already."""
+        frame, inner = sys._getframe(2), None
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
+            inner, frame = frame, frame.f_back  # at the end the function that the kernel calls
+        while frame is not None and frame.f_code.co_filename != self.file:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None or inner is None:
+            return None
+        code = inner.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [inner.f_locals[name] for name in names if name in inner.f_locals]
+        given = [y for x in given for y in (x if isinstance(x, tuple) else (x,))]
+        operands = [x for x in given if isinstance(x, Tile | float | int | Pointer)]
+        literal = (float, int) if self.kind == "NaN" else ()  # nan is one where it is written, too
+        for x in operands:
+            if isinstance(x, (Pointer, *literal)) or type(x).__name__ == "Product":
+                continue  # a product of Hopper's is looked at when it is waited for
+            a = getattr(x, "a", x)
+            if np.asarray(a).dtype.kind != "f":
+                continue
+            if self.is_bad(a).any() and not (self.kind == "NaN" and code.co_name == "load"):
+                return None
+        line, last, column, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        place = line or frame.f_lineno, column or 0, last or frame.f_lineno, end or 0
+        if place not in self.births:
+            first = np.unravel_index(int(np.argmax(bad)), np.shape(bad))
+            values = tuple(at(x, first, np.shape(bad)) for x in operands)
+            absent = code.co_name == "load" and len(values) > 1 and not np.all(values[1])
+            element = ""
+            if operands and isinstance(operands[0], Pointer) and isinstance(values[0], tuple):
+                memory = operands[0].memory
+                element = getattr(memory, "element", lambda i: memory.name)(values[0][1])
+            text, name = text_of(self.file, place), code.co_name
+            if absent:
+                name = "load without other"
+            self.births[place] = Birth(place[0], text, name, f"{kind}", values, element)
+        return place
+
+
+def at(x: Any, index: Any, shape: tuple[int, ...]) -> Any:
+    """An operand's element that belongs to one of the result; None if it has no such."""
+    if type(x).__name__ == "Product":
+        return None
+    a = x.offset if isinstance(x, Pointer) else getattr(x, "a", x)
+    try:
+        found = np.broadcast_to(a, shape)[index]
+    except ValueError:
+        return None
+    return (x, int(found)) if isinstance(x, Pointer) else found
+
+
+def text_of(file: str, place: Place) -> str:
+    """An expression as the file has it, on one line; the whole line if it is not there."""
+    line, column, last, end = place
+    lines = [linecache.getline(file, i).rstrip("\n") for i in range(line, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][column:]
+    text = " ".join(x.strip() for x in lines)
+    try:
+        ast.parse(text.strip())
+    except SyntaxError:
+        return linecache.getline(file, line).strip()
+    return text.strip()

@@ -1,0 +1,38 @@
+"""Which program runs in this thread."""
+
+import threading
+from typing import Any, NamedTuple
+
+
+class Program(NamedTuple):
+    """A program of a launch.
+
+    Attributes:
+        ids: its place in the grid, along three axes.
+        grid: the grid.
+    """
+
+    ids: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+    @property
+    def number(self) -> int:
+        """Its place in the order in which programs begin."""
+        x, y, z = self.ids
+        return x + self.grid[0] * (y + self.grid[1] * z)
+
+
+class Here(threading.local):
+    """What runs in this thread: a program of a launch; of a Gluon kernel, a partition of it."""
+
+    program: Any = None
+    memory: Any = None  # the class of tensors' memory, which may watch what happens to them
+    partition: Any = None
+    checking: bool = False  # whether this is the first program of a kernel with such arguments
+    trusts: bool = False  # whether no program is checked
+    may_be_dry: bool = False  # whether then what is not run is looked at, too
+    unsure = [False]  # whether a loop had too few steps to be checked; of all threads
+    is_dry: bool = False  # whether what runs is only looked at: it reads zeros and stores nothing
+
+
+here = Here()

@@ -1,0 +1,376 @@
+"""The kernels of FA3 and FA4 for Hopper without a GPU, as late as the rules allow."""
+
+import math
+
+import pytest
+import torch
+
+from flash_versions.dispatch.autograd.compute import in_vectors
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.sizes import panel_widths
+from flash_versions.versions.fa4.hopper import correction
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.oracle.suite import CASES
+from flash_versions.versions.tiles import varlen_scheduler
+from tests.helpers.kernels.budget import assert_ok
+from tests.simulator.gluon.hopper import (
+    CONFIGS,
+    HOSTS,
+    VERSIONS,
+    Watched,
+    attend,
+    check,
+    gpu,
+    qkv,
+    small,
+)
+from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
+
+by_version = pytest.mark.parametrize("version", VERSIONS)
+FP16 = torch.float16
+SEEN_BY_ALL = 2**20
+
+
+def of_both(cases):
+    """Cases of each version."""
+    return [(case, version) for version in VERSIONS for case in cases]
+
+
+def comes_to_hopper(case):
+    """Whether TMA can address a case's tensors, and no other kernel computes it."""
+    inputs, options = case.inputs(torch.bfloat16, "cpu"), case.all_options("cpu")
+    request = in_vectors(make_request(*inputs, **options))
+    with devices.assume(gpu(2)):
+        return all(x.numel() for x in inputs) and HOSTS["fa3"].left_to_portable(request) is None
+
+
+@in_turn("case version", of_both(filter(comes_to_hopper, CASES)))
+def test_every_case_that_it_takes(case, version, order):
+    dtype = FP16 if version == "fa3" else torch.bfloat16
+    check(version, None, *case.inputs(dtype, "cpu"), **case.all_options("cpu"))
+
+
+# ------------------------------------------------------------------------------- schedules
+@by_order
+@by_version
+def test_every_order(version, order):
+    """Several tiles of each program and more blocks than slots, of which the last one is ragged;
+    few keys, so that there is nothing but the ends of tiles.
+    """
+    check(version, small(version), *qkv(150, 330, 4, 64))
+    check(version, small(version, q_stages=1), *qkv(300, 60, 4, 64))
+    check(version, small(version, q_stages=1), *qkv(150, 200, 4, 64), window=(70, 0))
+
+
+@by_version
+def test_the_same_bits_in_every_order(version):
+    request = make_request(*qkv(150, 330, 2, 64, kv_heads=1), causal=True)
+    config = small(version, scheduler="dynamic", stages=4, late_wait=version == "fa3")
+    found = in_every_order(lambda: attend(version, request, config))
+    assert_ok(assess_request(found, request))
+
+
+SCHEDULES = {
+    "as it is": {},
+    "no turns": {"ping_pong": False},
+    "one Q, dynamic": {"q_stages": 1, "scheduler": "dynamic"},
+    "three consumers": {"consumers": 3, "stages": 3},
+    "three consumers, dynamic": {"consumers": 3, "stages": 3, "scheduler": "dynamic"},
+    "aligned tiles": {"block_kv": 128},
+    "four stages": {"stages": 4},
+    "one stage": {"stages": 1, "ping_pong": False},
+    "grid, heads by threes": {"scheduler": "grid", "section": 3},
+}
+OWN = {
+    "fa3": {
+        "in order": {"overlap": False},
+        "late wait": {"late_wait": True, "stages": 3},
+        "in order, one stage": {"overlap": False, "ping_pong": False, "stages": 1},
+        "in order, three consumers": {"overlap": False, "consumers": 3},
+    },
+    "fa4": {
+        "always rescale": {"threshold": 0.0},
+        "rescale sooner": {"threshold": 4.0},
+        "all by the polynomial": {"eighths": 8},
+        "O in parts": {"o_columns": 64},
+    },
+}
+
+
+@in_turn("name version", [(x, v) for v in VERSIONS for x in (SCHEDULES | OWN[v])])
+def test_every_schedule(name, version, order):
+    """More tiles than programs, ragged at both ends; rows without keys, a window on the left, whose
+    blocks consumers pass over; D of two panels.
+    """
+    config = small(version, **(SCHEDULES | OWN[version])[name])
+    check(version, config, *qkv(200, 330, 2, 64, kv_heads=1))
+    check(version, config, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
+    check(version, config, *qkv(150, 100, 1, 96), causal=True)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@by_version
+def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(version, programs, monkeypatch):
+    monkeypatch.setattr(devices, "assumed", gpu(programs))
+    counters = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setattr(HOSTS["fa3"].counters, "take", lambda device: counters)
+    for _ in range(2):
+        config = small(version, scheduler="dynamic", stages=4)
+        check(version, config, *qkv(300, 60, 3, 64), causal=True)
+        assert counters.tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------- head dims
+HEAD_DIMS = [  # of q and k, and of v: one panel, padded, two panels
+    (128, 128), (256, 256), (192, 128), (64, 256), (256, 64), (16, 64), (64, 24), (80, 80),
+    (96, 96), (160, 160), (192, 192), (128, 192), (96, 64), (66, 130),
+]  # fmt: skip
+CU_SEQLENS = torch.tensor([0, 70, 70, 71, 150], dtype=torch.int32)
+OF_DIMS = [
+    {}, {"causal": True}, {"causal": True, "cu_seqlens_q": CU_SEQLENS},
+    {"window": (70, 20), "softcap": 5.0}, {"causal": True, "query_ends": torch.full((150,), 100)},
+]  # fmt: skip
+
+
+@in_turn("place version", of_both(range(len(HEAD_DIMS))))
+def test_head_dims(place, version, order):
+    (D, D_v), options = HEAD_DIMS[place], OF_DIMS[place % len(OF_DIMS)]
+    dtype = FP16 if place % 2 else torch.bfloat16
+    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
+    if "cu_seqlens_q" in options:
+        inputs = [x[0] for x in inputs]
+    check(version, None, *inputs, **options)
+
+
+@by_order
+@by_version
+def test_panels_in_every_order(version, order):
+    config = small(version, stages=2, o_columns=64)
+    check(version, config, *qkv(192, 160, 2, 160, kv_heads=1))
+
+
+@by_version
+def test_o_leaves_in_parts(version):
+    """Of one panel or two; the last part may be narrower than the buffer, or partly beyond O."""
+    config = small(version, q_stages=1, o_columns=64)
+    for D_v in (144, 200, 256):
+        check(version, config, *qkv(300, 60, 2, 64, D_v=D_v))
+
+
+@by_version
+def test_what_lies_beyond_the_head_dim_is_not_read(version):
+    """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
+    request = make_request(*qkv(100, 100, 2, 72))
+    wide = [torch.full((*x.shape[:3], 80), torch.nan, dtype=x.dtype) for x in request[:3]]
+    q, k, v = (place[..., :72] for place in wide)
+    for narrow, x in zip((q, k, v), request[:3]):
+        narrow.copy_(x)
+    found = attend(version, request._replace(q=q, k=k, v=v))
+    assert_ok(assess_request(found, request))
+
+
+def test_panels_are_the_narrowest_that_hold_a_head_dim():
+    """Against all pairs of powers of two."""
+    powers = [64, 128, 256]
+    pairs = [(x, y) for x in powers for y in (16, 32, 64, 128) if y < x]
+    pairs += [(x,) for x in (32, *powers)]
+    for head_dim in range(1, 257):
+        widths = panel_widths(head_dim)
+        assert widths in pairs
+        assert sum(widths) == min(sum(x) for x in pairs if sum(x) >= head_dim)
+
+
+# ------------------------------------------------------------------------------- masks
+@pytest.mark.parametrize("block_kv", [64, 128])
+@pytest.mark.parametrize("M, N", [(256, 384), (384, 256), (250, 250), (250, 314)])
+def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
+    """Where only a tile's first block is cut by the mask, the others are not masked."""
+    for version, options in zip(VERSIONS, ({"causal": True}, {"window": (None, 128)})):
+        check(version, small(version, block_kv=block_kv), *qkv(M, N, 1, 64), **options)
+
+
+@in_turn("M N cut version", [
+    (400, 400, False, "fa3"), (320, 192, False, "fa4"), (250, 300, True, "fa3"),
+    (250, 282, True, "fa4"),
+])  # fmt: skip
+def test_consumers_that_end_with_a_block(M, N, cut, version, order):
+    """Tiles of three consumers do not divide a block, so consumers end in different ones; but only
+    the first block of each is cut, if its queries end with it.
+    """
+    config = small(version, consumers=3, block_kv=128)
+    for options in ({"causal": True}, {"window": (None, 64)}):
+        inputs = qkv(M, N, 1, 64)
+        constants = HOSTS["fa3"].constants(make_request(*inputs, **options), config)
+        assert (constants["CUT"], constants["UNEVEN"]) == (cut, True)
+        check(version, config, *inputs, **options)
+
+
+MASKS = {
+    "causal": {"causal": True}, "both bounds": {"window": (70, 30)},
+    "softcap": {"window": (100, 50), "softcap": 30.0},
+    "packed": {"causal": True, "cu_seqlens_q": torch.tensor([0, 5, 64, 200, 201, 330]).int()},
+}  # fmt: skip
+
+
+@in_turn("mask version", of_both(MASKS))
+def test_blocks_that_a_consumer_does_not_see(mask, version, order):
+    """Their slots are given back unread; three consumers pass over more of them."""
+    inputs = qkv(330, 330, 2, 64)
+    if mask == "packed":
+        inputs = [x[0] for x in inputs]
+    for switches in ({"stages": 1}, {"consumers": 3, "stages": 3}):
+        check(version, small(version, **switches), *inputs, **MASKS[mask])
+
+
+@by_version
+def test_a_consumer_without_rows_waits_for_a_turn(version):
+    """With one slot of K, for which the consumer that has the turn waits."""
+    q = torch.randn(40, 2, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 380, 2, 64, dtype=torch.bfloat16)
+    ends = {"cu_seqlens_q": torch.tensor([0, 20, 40]), "cu_seqlens_k": torch.tensor([0, 190, 380])}
+    check(version, small(version, stages=1), q, k, v, num_splits=1, **ends)
+
+
+# ------------------------------------------------------------------------------- heads of a group
+GROUPS = {
+    "causal": ({"causal": True}, (4, 1), 4, {}),
+    "window and sink": ({"window": (70, 20), "sink": True}, (8, 2), 4, {}),
+    "softcap": ({"softcap": 3.0}, (6, 1), 2, {"consumers": 3, "stages": 3}),
+    "packed": ({"causal": True, "cu_seqlens_q": [1, 71, 71, 74, 189], "sink": True}, (8, 2), 4, {}),
+    "padded": ({"causal": True, "kv_lengths": [190, 3]}, (16, 1), 16, {}),
+    "intervals": (
+        {"causal": True, "query_ends": [60] * 60 + [150] * 90 + [SEEN_BY_ALL] * 40}, (8, 2), 4, {},
+    ),
+}  # fmt: skip
+
+
+@in_turn("name version", of_both(GROUPS))
+def test_heads_of_a_group_share_tiles(name, version, order):
+    """Their queries lie one behind the other."""
+    options, (heads, kv_heads), of_tile, switches = GROUPS[name]
+    batch = 2 if "kv_lengths" in options or "window" in options else 1
+    inputs = qkv(190, 190, heads, 96 if name == "packed" else 64, kv_heads, batch)
+    if "cu_seqlens_q" in options:
+        inputs = [x[0] for x in inputs]
+    options = {
+        x: torch.tensor(y, dtype=torch.int32) if isinstance(y, list) else y
+        for x, y in options.items()
+    }
+    if "sink" in options:
+        options["sink"] = torch.randn(heads)
+    config = small(version, heads=of_tile, scheduler="dynamic", **switches)
+    check(version, config, *inputs, **options)
+
+
+@pytest.mark.parametrize("options, of_tile", [
+    ({"causal": True}, 4), ({"kv_lengths": [8192]}, 4), ({"window": (100, 0)}, 4),
+    ({"causal": True, "alibi_slopes": [0.5] * 12}, 1),
+], ids=str)  # fmt: skip
+def test_which_share_a_tile_by_default(options, of_tile):
+    q, k = torch.empty(1, 8192, 12, 64), torch.empty(1, 8192, 1, 64)
+    options = {x: torch.tensor(y) if isinstance(y, list) else y for x, y in options.items()}
+    request = make_request(q, k, k, **options)
+    assert CONFIGS["fa3"].default_config(request).heads == of_tile
+
+
+@pytest.mark.parametrize("switches, options, sentence", [
+    ({"heads": 4}, {}, "heads=4 .* 6 query heads to a key head"),
+    ({"heads": 2}, {"alibi_slopes": torch.ones(6)}, "no slope"),
+    ({"heads": 3}, {}, "powers of two"),
+])  # fmt: skip
+def test_what_cannot_share_a_tile(switches, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check("fa3", small("fa3", **switches), *qkv(20, 20, 6, 64, kv_heads=1), **options)
+
+
+# ------------------------------------------------------------------------------- results
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_lse_at_the_address_0(packed, monkeypatch):
+    """As a replayed call has it whose caller does not get the LSE."""
+    q, k, v = qkv(200, 200, 2, 64)
+    options = {"causal": True}
+    if packed:
+        q, k, v = q[0], k[0], v[0]
+        options["cu_seqlens_q"] = torch.tensor([3, 90, 180], dtype=torch.int32)
+    request = make_request(q, k, v, **options)
+    host = HOSTS["fa3"]
+    expected, lse, _ = host.forward(request)
+    nothing = lse.new_empty(0)
+    assert lse.data_ptr() and not nothing.data_ptr()
+    again = torch.empty_like(expected), nothing
+    monkeypatch.setattr(host, "new_outputs", lambda *given: again)
+    form = varlen_scheduler.form_of
+    monkeypatch.setattr(varlen_scheduler, "form_of", lambda x: form(x if x.numel() else lse))
+    o, _, _ = host.forward(request)
+    assert torch.equal(o, expected)
+
+
+# ------------------------------------------------------------------------------- FA4: rescaling
+def growing(M, N, block, queries=slice(None)):
+    """q, k and v whose scores grow by 3 or more times 2^8, from block to block of keys as the
+    kernel visits them, the last one first; those of other queries are all the same.
+    """
+    q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
+    size = 1 + torch.rand(1, M, 2)
+    q[:, queries, :, 0] = size[:, queries]
+    k[..., 0] = (70 * (N - torch.arange(N)) / block)[None, :, None]
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+@pytest.fixture
+def raised(monkeypatch):
+    """The rows that were raised, (64,), of each call of `correct`."""
+    found = []
+    see = Watched(correction.correct, lambda acc, alpha: found.append(torch.tensor(alpha.a != 1)))
+    monkeypatch.setattr(correction, "correct", see)
+    return found
+
+
+@pytest.mark.parametrize("threshold", [0.0, 4.0])
+def test_every_block_raises_the_reference(threshold, raised):
+    check("fa4", small("fa4", threshold=threshold), *growing(100, 300, 64))
+    if threshold > 0:
+        assert len(raised) == 2 * 2 * 5  # heads, consumers, blocks
+        rows = torch.stack(raised).sum(1)
+        assert (rows == 0).sum() == 2 * 2  # a first block sets the reference
+        assert set(rows.tolist()) == {0, 64, 100 - 64}  # the last tile ends in rows of zeros
+
+
+@pytest.mark.parametrize("D", [64, 160])
+def test_one_row_of_each_warp_raises_it(D):
+    q, k, v = growing(150, 330, 64, torch.arange(150) % 16 == 15)
+    q, k, v = (torch.nn.functional.pad(x, (0, D - 64), value=1.0) for x in (q, k, v))
+    check("fa4", small("fa4"), q, k, v, scale=0.125)
+
+
+@pytest.mark.parametrize("growth, any_raised", [(7.5, False), (8.5, True)])
+def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
+    """From the second block on nothing grows: it is compared with what the first one set."""
+    q, k, v = growing(64, 128, 64)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, :64, :, 0] = growth
+    check("fa4", small("fa4"), q, k, v, scale=math.log(2))
+    assert torch.stack(raised).any() == any_raised
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    """Rows that are not raised are multiplied by 1 or not at all: the same bits."""
+    results = []
+    for raising in ([], [41]):
+        torch.manual_seed(0)
+        request = make_request(*growing(64, 300, 64, raising))
+        results.append(attend("fa4", request, small("fa4")).values())
+    others = torch.arange(64) != 41
+    (o, lse), (o_beside, lse_beside) = results
+    assert torch.equal(o[:, others], o_beside[:, others])
+    assert torch.equal(lse[..., others], lse_beside[..., others])
+    assert not torch.equal(o, o_beside)
+
+
+@pytest.mark.parametrize("threshold, eighths, dtype", [
+    (0.0, 1, FP16), (8.0, 2, torch.bfloat16), (4.0, 4, FP16),
+])  # fmt: skip
+def test_threshold_and_share_of_the_polynomial(threshold, eighths, dtype):
+    q, k, v = qkv(150, 330, 2, 64, kv_heads=1, dtype=dtype)
+    check("fa4", small("fa4", threshold=threshold, eighths=eighths), 3 * q, k, v, causal=True)

@@ -1,0 +1,123 @@
+"""The kernels for Hopper on the CPU, called as `attention` calls them."""
+
+import math
+
+import torch
+
+from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
+from flash_versions.dispatch.device import Properties
+from flash_versions.dispatch.request import make_request
+from flash_versions.simulator.rebind import Function
+from flash_versions.versions.fa3.hopper import config as fa3_config
+from flash_versions.versions.fa3.hopper import host as fa3_host
+from flash_versions.versions.fa3.hopper.backward import kernel as BACKWARD
+from flash_versions.versions.fa4.hopper import config as fa4_config
+from flash_versions.versions.fa4.hopper import host as fa4_host
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.oracle.reference import forward as exact_forward
+from tests.helpers.kernels.budget import assert_ok
+
+VERSIONS = ["fa3", "fa4"]
+HOSTS = {"fa3": fa3_host, "fa4": fa4_host}
+CONFIGS = {"fa3": fa3_config, "fa4": fa4_config}
+
+
+def gpu(num_sms, capability=(9, 0)):
+    """A GPU that is simulated."""
+    return Properties(capability=capability, num_sms=num_sms)
+
+
+class Watched(Function):
+    """A function of a kernel whose arguments are seen at each call."""
+
+    def __init__(self, function, see):
+        super().__init__(function)
+        self.see = see
+
+    def __call__(self, *arguments):
+        self.see(*arguments)
+        return super().__call__(*arguments)
+
+
+def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
+    q = torch.randn(batch, M, heads, D, dtype=dtype)
+    k = torch.randn(batch, N, kv_heads or heads, D, dtype=dtype)
+    v = torch.randn(batch, N, kv_heads or heads, D_v or D, dtype=dtype)
+    return q, k, v
+
+
+def small(version, **switches):
+    """A configuration with blocks of 64 keys, of which there are more."""
+    of = {"fa3": "HopperConfig", "fa4": "RolesConfig"}[version]
+    return getattr(CONFIGS[version], of)(**{"block_kv": 64, **switches})
+
+
+def attend(version, request, config=None):
+    """{name: result} of a simulated forward."""
+    aligned = in_vectors(request)
+    assert HOSTS["fa3"].left_to_portable(aligned) is None
+    o, lse, _ = HOSTS[version].forward(aligned, config)
+    return {"o": narrowed(o, request.v), "lse": lse}
+
+
+def check(version, config, *inputs, **options):
+    """A simulated forward is within the error budget."""
+    request = make_request(*inputs, **options)
+    assert_ok(assess_request(attend(version, request, config), request))
+
+
+def differentiate(request, config=None, do=None, dlse=None, backward=BACKWARD.backward, **more):
+    """({name: gradient}, do) of a simulated backward."""
+    assert BACKWARD.left_to_portable(in_vectors(request)) is None
+    q, k, v = (x.double() for x in request[:3])
+    o, lse, _ = exact_forward(request._replace(q=q, k=k, v=v))
+    o = o.to(request.q.dtype)
+    do = torch.randn(o.shape).to(o.dtype) if do is None else do
+    given = in_vectors(request), widened(o), lse.float(), None, widened(do), dlse, config
+    *found, dsink = backward(*given, **more)
+    named = zip(("dq", "dk", "dv"), found, request[:3])
+    gradients = {name: narrowed(x, like) for name, x, like in named}
+    assert (dsink is None) == (request.sink is None)
+    return gradients if dsink is None else gradients | {"dsink": dsink}, do
+
+
+def check_gradients(config, *inputs, do=None, dlse=None, **options):
+    """Simulated gradients are within the error budget: they are returned."""
+    request = make_request(*inputs, **options)
+    gradients, do = differentiate(request, config, do, dlse)
+    assert_ok(assess_request(gradients, request, do, dlse))
+    return gradients
+
+
+def assert_right(request, exact, do, version="fa3"):
+    """Results and gradients of simulated kernels are within the budget of an exact request; of FA4,
+    whose backward is FA3's kernel, the results.
+    """
+    found = attend(version, request)
+    if version == "fa4":
+        assert_ok(assess_request(found, exact))
+        return
+    dlse = torch.randn_like(found["lse"])
+    dq, dk, dv, dsink = BACKWARD.backward(request, found["o"], found["lse"], None, do, dlse)
+    found |= {"dq": dq, "dk": dk, "dv": dv}
+    if request.sink is not None:
+        found["dsink"] = dsink
+    assert_ok(assess_request(found, exact, do, dlse))
+
+
+def padded(lengths, starts=None, q_length=70, head_dim=64, heads=(4, 2), **options):
+    """A request of rows whose keys begin and end where they like, NaN before and behind them, the
+    same without NaN, and what o's gradient is.
+    """
+    batch, kv_length = len(lengths), max(lengths) + 9
+    q, do = torch.randn(2, batch, q_length, heads[0], head_dim, dtype=torch.bfloat16)
+    k, v = torch.randn(2, batch, kv_length, heads[1], head_dim, dtype=torch.bfloat16)
+    options |= {"kv_lengths": torch.tensor(lengths)}
+    if starts:
+        options |= {"kv_starts": torch.tensor(starts)}
+    exact = make_request(q, k, v, num_splits=1, **options)
+    k, v = k.clone(), v.clone()
+    for b, (begin, end) in enumerate(zip(starts or [0] * batch, lengths)):
+        for x in (k, v):
+            x[b, :begin], x[b, max(begin, end) :] = math.nan, math.nan
+    return make_request(q, k, v, num_splits=1, **options), exact, do

@@ -1,0 +1,867 @@
+"""Small kernels as learners write them: each breaks one rule of Triton's compiler, or none.
+
+`refused` takes a name that the message has to hold; a line that may be blamed ends in `# here`. A
+refused kernel is near one that is fine. ARGUMENTS holds what they are called with, by the names of
+their parameters. Rules that a single line breaks are in lines.py.
+"""
+# ruff: noqa: B007, F821, F841, PIE790, SIM105, SIM113, SIM300
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+KERNELS = {}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kernel, and what its author expects of the compiler.
+
+    Attributes:
+        name: what the message about a refused kernel has to hold.
+        before: the first version of Triton that does not refuse it.
+    """
+
+    kernel: triton.JITFunction
+    refused: bool
+    name: str = ""
+    before: tuple[int, int] = (99, 0)
+
+
+def fine(function):
+    """A kernel that compiles."""
+    KERNELS[function.__name__] = Rule(triton.jit(function), refused=False)
+    return KERNELS[function.__name__].kernel
+
+
+def refused(name="", before=(99, 0)):
+    """A kernel that does not compile."""
+
+    def add(function):
+        rule = Rule(triton.jit(function), True, name, before)
+        KERNELS[function.__name__] = rule
+        return rule.kernel
+
+    return add
+
+
+ARGUMENTS = {
+    "x": torch.linspace(0.1, 1, 1024),
+    "y": torch.linspace(1, 2, 1024),
+    "out": torch.zeros(1024),
+    "half": torch.ones(1024, dtype=torch.float16),
+    "index": torch.arange(1024, dtype=torch.int32),
+    "small": torch.ones(1024, dtype=torch.int8),
+    "byte": torch.ones(1024, dtype=torch.uint8),
+    "n": 100,
+    "flag": 3,
+    "scale": 0.5,
+    "nothing": None,
+    "BLOCK": 16,
+    "ACT": "relu",
+    "DTYPE": tl.float16,
+    "DEBUG": False,
+}
+LIMIT = 100
+WARPS = tl.constexpr(4)
+SIZES = [16, 32]
+
+
+def plain(a):
+    return a + 1
+
+
+@triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
+def double(a, factor=2.0):
+    return a * factor
+
+
+@triton.jit
+def pair_of(a):
+    return a, a * 2.0
+
+
+# Loops: a name keeps its type.
+
+
+@refused("total")
+def scalar_becomes_a_tile(x, out, n, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(0, n, BLOCK):
+        total += tl.load(x + i + tl.arange(0, BLOCK))  # here
+    tl.store(out, tl.sum(total, 0))
+
+
+@fine
+def tile_stays_a_tile(x, out, n, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, n, BLOCK):
+        total += tl.load(x + i + tl.arange(0, BLOCK))
+    tl.store(out, tl.sum(total, 0))
+
+
+@fine
+def scalar_stays_a_scalar(x, out, n, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(0, n, BLOCK):
+        total += tl.sum(tl.load(x + i + tl.arange(0, BLOCK)), 0)
+    tl.store(out, total)
+
+
+@refused("acc")
+def fp32_becomes_fp16(half, out, n, BLOCK: tl.constexpr):
+    acc = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, n, BLOCK):
+        acc = (acc + tl.load(half + i + tl.arange(0, BLOCK))).to(tl.float16)  # here
+    tl.store(out + tl.arange(0, BLOCK), acc)
+
+
+@fine
+def fp16_is_added_to_fp32(half, out, n, BLOCK: tl.constexpr):
+    acc = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, n, BLOCK):
+        acc = acc + tl.load(half + i + tl.arange(0, BLOCK))
+    tl.store(out + tl.arange(0, BLOCK), acc)
+
+
+@refused("count")
+def int_becomes_float(out, n):
+    count = 0
+    for i in range(n):
+        count += 0.5  # here
+    tl.store(out, count)
+
+
+@fine
+def float_stays_float(out, n):
+    count = 0.0
+    for i in range(n):
+        count += 1
+    tl.store(out, count)
+
+
+@refused("offset")
+def int32_becomes_int64(x, out, n):
+    offset = 0
+    for i in range(n):
+        offset += tl.program_id(0).to(tl.int64) * n  # here
+    tl.store(out, tl.load(x + offset))
+
+
+@fine
+def int64_stays_int64(x, out, n):
+    offset = tl.program_id(0).to(tl.int64)
+    for i in range(n):
+        offset += tl.program_id(0) * n
+    tl.store(out, tl.load(x + offset))
+
+
+@refused("best")
+def vector_becomes_a_row(x, out, n, BLOCK: tl.constexpr):
+    best = tl.load(x + tl.arange(0, BLOCK))
+    for i in range(n):
+        best = tl.maximum(best, best[None, :])  # here
+    tl.store(out + tl.arange(0, BLOCK), best)
+
+
+@refused("x")
+def pointer_becomes_pointers(x, out, n, BLOCK: tl.constexpr):
+    for i in range(n):
+        x = x + tl.arange(0, BLOCK)  # here
+    tl.store(out, n)
+
+
+@fine
+def pointer_advances(x, out, n, BLOCK: tl.constexpr):
+    for i in range(0, n, BLOCK):
+        tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
+        x += BLOCK
+        out += BLOCK
+
+
+@refused("best")
+def nothing_becomes_a_tile(x, out, n, BLOCK: tl.constexpr):
+    best = None
+    for i in range(0, n, BLOCK):
+        best = tl.load(x + i + tl.arange(0, BLOCK))  # here
+    tl.store(out + tl.arange(0, BLOCK), best)
+
+
+@refused("BLOCK")
+def constexpr_changes_in_a_loop(x, out, n, BLOCK: tl.constexpr):
+    for i in range(n):
+        BLOCK = BLOCK * 2  # here
+    tl.store(out, BLOCK)
+
+
+@fine
+def constexpr_changes_before_a_loop(x, out, n, BLOCK: tl.constexpr):
+    BLOCK = BLOCK * 2
+    for i in range(n):
+        BLOCK += 2
+    tl.store(out, BLOCK)
+
+
+@refused("pair")
+def tuple_changes_type(x, out, n):
+    pair = (0.0, 1.0)
+    for i in range(n):
+        pair = (pair[0], i)  # here
+    tl.store(out, pair[0])
+
+
+@fine
+def tuple_keeps_its_types(x, out, n):
+    pair = (0.0, 1.0)
+    for i in range(n):
+        pair = (pair[1], pair[0] + tl.load(x + i))
+    tl.store(out, pair[0])
+
+
+@refused("i")
+def while_changes_a_type(out, n):
+    i = 0
+    while i < n:
+        i = i + 1.5  # here
+    tl.store(out, i)
+
+
+@fine
+def while_keeps_a_type(out, n):
+    i = 0
+    while i < n and i < 50:
+        i = i + 1
+    tl.store(out, i)
+
+
+@refused("total")
+def loop_that_runs_never(x, out, n, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(n, n):
+        total = total + tl.arange(0, BLOCK)  # here
+    tl.store(out, n)
+
+
+@refused("low")
+def second_of_two_names(x, out, n):
+    high, low = 0.0, 0.0
+    for i in range(n):
+        value = tl.load(x + i)
+        high = tl.maximum(high, value)
+        low = tl.minimum(low, value).to(tl.float64)  # here
+    tl.store(out, high)
+
+
+@refused("total")
+def inner_loop_changes_a_type(x, out, n, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(n):
+        for k in range(2):
+            total += tl.load(x + k + tl.arange(0, BLOCK))  # here
+    tl.store(out, n)
+
+
+@fine
+def inner_loop_keeps_a_type(x, out, n, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(n):
+        row = tl.zeros([BLOCK], tl.float32)
+        for k in range(2):
+            row += tl.load(x + k + tl.arange(0, BLOCK))
+        total += tl.sum(row, 0)
+    tl.store(out, total)
+
+
+# Loops: what may stand in them.
+
+
+@refused("last")
+def bound_in_a_loop_only(x, out, n):
+    for i in range(n):
+        last = tl.load(x + i)
+    tl.store(out, last)  # here
+
+
+@fine
+def bound_before_a_loop(x, out, n):
+    last = 0.0
+    for i in range(n):
+        last = tl.load(x + i)
+    tl.store(out, last)
+
+
+@refused("break")
+def break_in_a_loop(x, out, n):
+    for i in range(n):
+        if i > 10:
+            break  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@refused("continue")
+def continue_in_a_loop(x, out, n):
+    for i in range(n):
+        if i == 3:
+            continue  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@fine
+def condition_in_a_loop(x, out, n):
+    for i in range(n):
+        if i != 3:
+            tl.store(out + i, tl.load(x + i))
+
+
+@refused("return")
+def return_in_a_loop(x, out, n):
+    for i in range(n):
+        if i > 1000:
+            return  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@refused("return")
+def return_in_a_while(x, out, n):
+    i = 0
+    while i < n:
+        if tl.load(x + i) < 0:
+            return  # here
+        i += 1
+    tl.store(out, i)
+
+
+@fine
+def return_before_a_loop(x, out, n):
+    if n > 1000:
+        return
+    for i in range(n):
+        tl.store(out + i, tl.load(x + i))
+
+
+@refused("else")
+def while_with_else(out, n):
+    i = 0
+    while i < n:  # here
+        i += 1
+    else:
+        tl.store(out, i)  # here
+
+
+@refused("else")
+def for_with_else(out, n):
+    i = 0
+    for k in range(n):  # here
+        i += 1
+    else:
+        tl.store(out, i)  # here
+
+
+@refused()
+def range_of_a_float(x, out, n, BLOCK: tl.constexpr):
+    for i in range(n / BLOCK):  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@fine
+def range_of_an_int(x, out, n, BLOCK: tl.constexpr):
+    for i in tl.range(n // BLOCK, num_stages=2):
+        for k in range(3, 0, -1):
+            tl.store(out + i, tl.load(x + i * k))
+
+
+@refused()
+def range_of_a_tile(x, out, index, BLOCK: tl.constexpr):
+    for i in range(tl.load(index + tl.arange(0, BLOCK))):  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@fine
+def range_of_a_loaded_scalar(x, out, index):
+    for i in range(tl.load(index + 5)):
+        i = i * 2
+        tl.store(out + i, tl.load(x + i))
+
+
+@refused("n")
+def static_range_at_run_time(x, out, n):
+    for i in tl.static_range(n):  # here
+        tl.store(out + i, tl.load(x + i))
+
+
+@fine
+def static_range_of_a_constant(x, out, BLOCK: tl.constexpr):
+    for i in tl.static_range(0, BLOCK, 4):
+        tl.store(out + i + tl.arange(0, i + 4 - i), i)
+
+
+@refused()
+def for_over_a_list(out):
+    for i in [1, 2, 3]:  # here
+        tl.store(out + i, i)
+
+
+@refused()
+def for_over_a_name(out):
+    values = (1, 2, 3)
+    for i in values:  # here
+        tl.store(out + i, i)
+
+
+@refused("enumerate")
+def for_over_enumerate(x, out):
+    for i, pointer in enumerate((x, out)):  # here
+        tl.store(pointer, i)
+
+
+@refused("zip")
+def for_over_zip(x, out):
+    for a, b in zip((x, out), (out, x)):  # here
+        tl.store(a, tl.load(b))
+
+
+@fine
+def for_over_indices(x, out):
+    pointers = (x, out)
+    for i in tl.static_range(len(pointers)):
+        tl.store(pointers[i], i)
+
+
+@refused("append")
+def list_that_grows(x, out):
+    parts = []
+    for i in tl.static_range(4):
+        parts.append(tl.load(x + i))  # here
+    tl.store(out, parts[0])
+
+
+@fine
+def comprehension_over_a_tuple(x, out):
+    parts = [tl.load(x + i) for i in (0, 1, 2, 3)]
+    tl.store(out, parts[3])
+
+
+# Conditions.
+
+
+@refused("value")
+def bound_in_one_branch(x, out, n):
+    if n > 10:
+        value = tl.load(x)
+    tl.store(out, value)  # here
+
+
+@fine
+def bound_in_both_branches(x, out, n):
+    if n > 10:
+        value = tl.load(x)
+        unused = 1
+    else:
+        value = 0.0
+    tl.store(out, value)
+
+
+@fine
+def bound_by_a_constant_condition(x, out, BLOCK: tl.constexpr):
+    if BLOCK == 16:
+        value = tl.load(x)
+    tl.store(out, value)
+
+
+@refused("value")
+def branches_bind_other_types(x, out, n):
+    if n > 10:
+        value = tl.load(x)
+    else:
+        value = 0  # here
+    tl.store(out, value)
+
+
+@refused("value")
+def branch_changes_a_type(x, out, n, BLOCK: tl.constexpr):
+    value = 0.0
+    if n < 0:
+        value = tl.load(x + tl.arange(0, BLOCK))  # here
+    tl.store(out, n)
+
+
+@fine
+def constant_branch_changes_a_type(x, out, BLOCK: tl.constexpr):
+    value = 0.0
+    if BLOCK > 8:
+        value = tl.load(x + tl.arange(0, BLOCK))
+    tl.store(out + tl.arange(0, BLOCK), value)
+
+
+@refused()
+def condition_is_a_tile(x, out, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.arange(0, BLOCK))
+    if values > 0:  # here
+        tl.store(out, 1.0)
+
+
+@fine
+def condition_is_a_reduced_tile(x, out, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.arange(0, BLOCK))
+    if tl.max(values, 0) > 0:
+        tl.store(out, 1.0)
+
+
+@refused()
+def condition_is_a_constant_float(out, BLOCK: tl.constexpr):
+    if BLOCK / 2:  # here
+        tl.store(out, 1.0)
+
+
+@fine
+def condition_is_a_constant_int(out, BLOCK: tl.constexpr):
+    if BLOCK // 2:
+        tl.store(out, 1.0)
+
+
+@refused(before=(3, 9))
+def chained_comparison(out, n):
+    if 0 < n < 200:  # here
+        tl.store(out, 1.0)
+
+
+@fine
+def two_comparisons(out, n, flag):
+    if 0 < n and not (n > 200 or flag == 4):
+        tl.store(out, 1.0)
+
+
+@fine
+def absent_pointer(out, nothing, n):
+    if nothing is not None:
+        tl.store(out, tl.load(nothing + n))
+    elif n is None:
+        tl.store(out, undefined)
+
+
+@refused("value")
+def inner_branch_binds_a_name(x, out, n):
+    if n > 10:
+        if n > 20:
+            value = tl.load(x)
+        else:
+            other = tl.load(x)
+        tl.store(out, value)  # here
+
+
+@fine
+def elif_chain(x, out, n):
+    if n < 10:
+        value = 1.0
+    elif n < 20:
+        value = tl.load(x)
+    else:
+        value = tl.load(x + 1) * 2
+    tl.store(out, value)
+
+
+@refused("third")
+def elif_chain_with_a_gap(x, out, n):
+    third = 0
+    if n < 10:
+        third = 1
+    elif n < 20:
+        third = 2.0  # here
+    tl.store(out, third)
+
+
+@refused("missing")
+def branch_not_taken(out, n):
+    if n < 0:
+        tl.store(out, missing)  # here
+
+
+@refused("exponential")
+def unknown_function_not_reached(x, out, n):
+    while n < 0:
+        n += tl.exponential(n)  # here
+    tl.store(out, n)
+
+
+@refused()
+def shapes_not_reached(x, out, n):
+    if n > 1000:
+        tl.store(out + tl.arange(0, 16), tl.load(x + tl.arange(0, 32)))  # here
+
+
+@fine
+def shapes_never_compiled(x, out, BLOCK: tl.constexpr):
+    if BLOCK > 1000:
+        tl.store(out + tl.arange(0, 16), tl.load(x + tl.arange(0, 32)))
+
+
+@fine
+def branch_never_compiled(out, DEBUG: tl.constexpr):
+    if DEBUG:
+        tl.store(out, missing)
+
+
+# Sizes are known at compile time.
+
+
+@refused("size")
+def arange_of_an_assigned_constant(out, BLOCK: tl.constexpr):
+    size = BLOCK * 2
+    tl.store(out + tl.arange(0, size), 1.0)  # here
+
+
+@refused("size")
+def arange_of_an_assigned_literal(out):
+    size = tl.constexpr(16)
+    tl.store(out + tl.arange(0, size), 1.0)  # here
+
+
+@fine
+def arange_of_an_annotated_constant(out, BLOCK: tl.constexpr):
+    size: tl.constexpr = BLOCK * 2
+    tl.store(out + tl.arange(0, size), 1.0)
+    tl.store(out + tl.arange(0, BLOCK * 4), 1.0)
+
+
+@refused("shape")
+def shape_is_assigned(x, out, BLOCK: tl.constexpr):
+    width = tl.load(x + tl.arange(0, BLOCK)).shape[0]
+    tl.store(out + tl.arange(0, width), 1.0)  # here
+
+
+@fine
+def shape_is_used(x, out, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.arange(0, BLOCK))
+    tl.store(out + tl.arange(0, values.shape[0]), values)
+
+
+@refused("half_size")
+def size_is_halved_in_a_loop(x, out, BLOCK: tl.constexpr):
+    half_size = BLOCK // 2
+    for i in tl.static_range(2):
+        tl.store(out + tl.arange(0, half_size), 1.0)  # here
+
+
+@fine
+def size_follows_a_static_range(x, out, BLOCK: tl.constexpr):
+    for i in tl.static_range(3):
+        tl.store(out + tl.arange(0, BLOCK >> i), 1.0)
+
+
+# Calls.
+
+
+@triton.jit
+def two_types(a):
+    if a > 1000:
+        return a  # here
+    return 0.5  # here
+
+
+@refused("two_types")
+def helper_returns_two_types(out, n):
+    tl.store(out, two_types(n))  # here
+
+
+@triton.jit
+def one_type(a):
+    if a > 1000:
+        return a
+    return 5
+
+
+@fine
+def helper_returns_one_type(out, n):
+    tl.store(out, one_type(n))
+
+
+@triton.jit
+def find(x, n):
+    for i in range(n):
+        if tl.load(x + i) < 0:
+            return i  # here
+    return n
+
+
+@refused("return")
+def helper_returns_in_a_loop(x, out, n):
+    tl.store(out, find(x, n))
+
+
+@fine
+def helper_returns_a_tuple(x, out):
+    a, b = pair_of(tl.load(x))
+    a, b = b, a
+    tl.store(out, a - b)
+
+
+@triton.jit
+def first(a):
+    return a[0]  # here
+
+
+@refused()
+def helper_breaks_a_rule(x, out, BLOCK: tl.constexpr):
+    tl.store(out, first(tl.load(x + tl.arange(0, BLOCK))))
+
+
+@triton.jit
+def shifted(x, shift=None, LEFT: tl.constexpr = True):
+    if LEFT:
+        x = -x
+    if shift is not None:
+        return x + shift
+    return x
+
+
+@fine
+def helper_with_defaults(x, out):
+    value = shifted(tl.load(x))
+    value = shifted(value, tl.load(x), LEFT=False)
+    tl.store(out, shifted(value, shift=3))
+
+
+@triton.jit
+def widths(BLOCK: tl.constexpr):
+    size = BLOCK * 2
+    return tl.arange(0, size)  # here
+
+
+@refused("size")
+def helper_assigns_a_size(out, BLOCK: tl.constexpr):
+    tl.store(out + widths(BLOCK), 1.0)
+
+
+@refused()
+def helper_is_given_a_tile_for_a_scalar(x, out, BLOCK: tl.constexpr):
+    tl.store(out, double(tl.load(x + tl.arange(0, BLOCK))))  # here
+
+
+# Statements.
+
+
+@refused("try")
+def try_statement(x, out):
+    try:  # here
+        tl.store(out, tl.load(x))
+    except ValueError:
+        pass
+
+
+@refused("function")
+def function_in_a_kernel(x, out):
+    def add(a):  # here
+        return a + 1
+
+    tl.store(out, add(tl.load(x)))
+
+
+@refused("class")
+def class_statement(out):
+    class Pair:  # here
+        pass
+
+    tl.store(out, 1.0)
+
+
+@refused("match")
+def match_statement(out, n):
+    match n:  # here
+        case 1:
+            tl.store(out, 1.0)
+
+
+@refused(before=(3, 8))
+def named_expression(out, n):
+    if (m := n - 1) > 0:  # here
+        tl.store(out, m)
+
+
+@fine
+def string_is_compared(x, out, ACT: tl.constexpr):
+    """A docstring is no statement."""
+    value = tl.load(x)
+    if ACT == "relu":
+        value = tl.maximum(value, 0.0)
+    pass
+    tl.store(out, value)
+
+
+# Whole kernels.
+
+
+@fine
+def softmax(x, out, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    values = tl.load(x + row * n + cols, mask=mask, other=-float("inf"))
+    values = tl.exp(values - tl.max(values, axis=0))
+    tl.store(out + row * n + cols, values / tl.sum(values, axis=0), mask=mask)
+
+
+@refused()
+def softmax_of_rows(x, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, 4), tl.arange(0, BLOCK)
+    values = tl.load(x + rows[:, None] * n + cols[None, :])
+    values = tl.exp(values - tl.max(values, axis=1))  # here
+    tl.store(out + rows[:, None] * n + cols[None, :], values)
+
+
+@fine
+def softmax_of_rows_broadcast(x, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, 4), tl.arange(0, BLOCK)
+    values = tl.load(x + rows[:, None] * n + cols[None, :])
+    values = tl.exp(values - tl.max(values, axis=1)[:, None])
+    tl.store(out + rows[:, None] * n + cols[None, :], values)
+
+
+@refused("acc")
+def matmul_from_zero(half, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    acc = 0.0
+    for k in range(0, 64, BLOCK):
+        a = tl.load(half + rows * 8 + k + cols)
+        acc += tl.dot(a, a)  # here
+    tl.store(out + rows * BLOCK + cols, acc)
+
+
+@fine
+def matmul(half, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, 64, BLOCK):
+        a = tl.load(half + rows * 8 + k + cols)
+        acc = tl.dot(a, tl.trans(a), acc)
+    tl.store(out + rows * BLOCK + cols, acc.to(tl.float16))
+
+
+@refused("largest")
+def online_softmax_of_scalars(x, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
+    largest, total = -float("inf"), 0.0
+    for start in range(0, n, BLOCK):
+        scores = tl.load(x + rows * BLOCK + start + cols)
+        new = tl.maximum(largest, tl.max(scores, 1))
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(scores - new[:, None]), 1)
+        largest = new  # here
+    tl.store(out, n)
+
+
+@fine
+def online_softmax(x, out, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
+    largest, total = tl.full([4], -float("inf"), tl.float32), tl.zeros([4], tl.float32)
+    for start in range(0, n, BLOCK):
+        scores = tl.load(x + rows * BLOCK + start + cols)
+        new = tl.maximum(largest, tl.max(scores, 1))
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(scores - new[:, None]), 1)
+        largest = new
+    tl.store(out + tl.arange(0, 4), total)
