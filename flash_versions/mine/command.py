@@ -14,10 +14,8 @@ from pathlib import Path
 import torch
 
 from flash_versions.bench.files import write
-from flash_versions.dispatch import interpreter
-from flash_versions.inspect.command import compile_elsewhere
-from flash_versions.inspect.compiled import ARCHES
-from flash_versions.mine import rank, start, times
+from flash_versions.dispatch.extras import triton_missing
+from flash_versions.mine import start, times
 from flash_versions.mine.check import Outcome, check
 from flash_versions.mine.summary import common_property
 from flash_versions.versions.from_file import load_version
@@ -45,9 +43,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     new = add("new", run_new, "write mine.py, attention in one kernel")
     new.add_argument("folder", nargs="?", type=Path, default=Path(), help="where (here)")
-    add("check", run_check, "is it right? Without a GPU in Triton's interpreter")
+    add("check", run_check, "is it right? On a GPU, or simulated without one")
     one = add("inspect", run_inspect, "rank it by what the compiler makes of it; needs no GPU")
-    one.add_argument("--arch", nargs="+", default=RANKED, choices=ARCHES, help="(80, 90 and 100)")
+    one.add_argument("--arch", nargs="+", default=RANKED, help="(80, 90 and 100)")
     one.add_argument("--head-dim", type=int, default=128, choices=(64, 128, 256))
     add("bench", run_bench, "time it next to FA1 to FA4, on a GPU")
     return parser.parse_args(arguments)
@@ -95,12 +93,12 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_inspect(options: argparse.Namespace) -> int:
     """Print a ranking for each architecture."""
-    file, arches = str(options.file), list(options.arch)
+    if missing := triton_missing():
+        raise ValueError(missing)
+    from flash_versions.mine import rank  # which needs Triton's compiler
+
     load_version(options.file)  # what is wrong with the file is told here
-    if interpreter.enabled():  # the compiler needs a process of its own
-        words = ["inspect", file, "--arch", *arches, "--head-dim", str(options.head_dim)]
-        return compile_elsewhere(words, "flash_versions.mine")
-    for line in rank.lines(options.file, arches, options.head_dim):
+    for line in rank.lines(options.file, list(options.arch), options.head_dim):
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     return 0

@@ -1,7 +1,6 @@
 """Holds a learner's file against a puzzle: `python -m flash_versions.puzzles.check NAME FILE`.
 
-It runs in Triton's interpreter, in a process of its own, which ends with 0 if the file is right.
-What it asks of a puzzle's file, below its line CHECK:
+It ends with 0 if the file is right. What it asks of a puzzle's file, below its line CHECK:
 
     spec        what is wanted, in PyTorch; the truth is what it gives in fp64
     cases()     inputs by what is special about them, each a tuple of spec's arguments
@@ -9,28 +8,28 @@ What it asks of a puzzle's file, below its line CHECK:
     reads(...)  elements that may be loaded, by name of an input; of others it may be any number
     TILE        elements that one load may have
     LOOPS       what a loop may not contain: "a division", "tl.exp"
-    review(...) of a kernel in Gluon: looks at the events, (partition, what), of machine.note
+    review(...) of a kernel in Gluon: looks at the events, (partition, what), of its partitions
 """
 
 import ast
+import contextlib
 import importlib
+import io
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from traceback import extract_tb
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from flash_versions.dispatch.emulator import emulator, machine
-from flash_versions.dispatch.emulator.emulator import run_file
-from flash_versions.mine.check import describe
-from flash_versions.mine.guard import guarding
+from flash_versions.checker.compiler import refusal
+from flash_versions.checker.observe import Fault, called, origin_of, sentence_of
+from flash_versions.puzzles.diagnosis import diagnosed, pattern
 from flash_versions.puzzles.puzzle import Puzzle, find_puzzle
-from flash_versions.puzzles.watch import Accesses, KernelsOnly, run_watched
+from flash_versions.simulator.checking import Watch
+from flash_versions.simulator.gluon.machine import ORDERS, using
 
 # Of the largest number of a result, in steps of the inputs' type, beside the error of `spec`.
 STEPS = 4
@@ -50,48 +49,45 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
     module = importlib.import_module(f"flash_versions.puzzles.{puzzle.group}.{puzzle.name}")
     try:
         review(ast.parse(text), getattr(module, "LOOPS", ()))
-        gluon = "triton.experimental" in text
-        function = (run_file(file) if gluon else runpy.run_path(str(file))).get(puzzle.name)
-        assert callable(function), f"the file has no function {puzzle.name}."
+        function = runpy.run_path(str(file)).get(puzzle.name)
+        if not callable(function):
+            raise Fault(f"the file has no function {puzzle.name}")
         torch.manual_seed(0)
-        for which, inputs in module.cases().items():
+        cases = {
+            which: Case(puzzle, module, function, inputs, str(file))
+            for which, inputs in module.cases().items()
+        }
+        for which, case in cases.items():
             try:
-                (try_emulated if gluon else try_case)(module, function, inputs)
-            except AssertionError as error:
-                raise AssertionError(f"{which}: {at_line(error, file)}{error}") from None
-    except AssertionError as error:
-        return str(error)
-    except NotImplementedError:
-        return "no kernel stores anything."
-    except machine.Deadlock as error:
-        return str(error)
+                case.check(function)
+            except Fault as fault:
+                others = [x for x in cases.values() if x is not case]
+                raise Fault(f"{which}: {diagnosed(fault, case, others)}") from None
+        # Of each type of the inputs one case: lengths are known at run time only.
+        for case in {str(list(map(kind_of, x.inputs))): x for x in cases.values()}.values():
+            if said := refusal(function, case.inputs, str(file)):
+                raise Fault(said)
+    except Fault as fault:
+        return f"{str(fault).rstrip('.')}."
     except SyntaxError as error:
-        return f"line {error.lineno} of {file}: {error.msg}"
-    except Exception as error:
-        return describe(error, file)
+        return f"line {error.lineno} of {file}: {error.msg}."
+    except Exception as error:  # while the file is imported
+        return sentence_of(error, str(file))
     return None
-
-
-def at_line(error: BaseException, file: Path) -> str:
-    """The line of a file that an error came through last, in front of what is said of it."""
-    lines = [x.lineno for x in extract_tb(error.__traceback__) if x.filename == str(file)]
-    return f"line {lines[-1]}: " if lines else ""
 
 
 def review(tree: ast.Module, loops: tuple[str, ...]) -> None:
     """Refuse functions that the puzzle is about, and what a loop must not contain."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            assert node.attr not in GIVEN or ast.unparse(node.value) != "tl", (
-                f"line {node.lineno} calls tl.{node.attr}; it is for you to write."
-            )
+            if node.attr in GIVEN and ast.unparse(node.value) == "tl":
+                raise Fault(f"line {node.lineno} calls tl.{node.attr}; it is for you to write")
         if isinstance(node, ast.For | ast.While):
             for inner in ast.walk(node):
                 for what in loops:
-                    line = getattr(inner, "lineno", 0)
-                    assert not is_a(inner, what), (
-                        f"line {line} has {what} in the loop; it can be done without."
-                    )
+                    if is_a(inner, what):
+                        line = getattr(inner, "lineno", 0)
+                        raise Fault(f"line {line} has {what} in the loop; it can be done without")
 
 
 def is_a(node: ast.AST, what: str) -> bool:
@@ -101,72 +97,136 @@ def is_a(node: ast.AST, what: str) -> bool:
     return isinstance(node, ast.Attribute) and ast.unparse(node) == what
 
 
-def try_case(module: ModuleType, function: Callable[..., Any], inputs: tuple) -> None:
-    """Run one case; AssertionError with what is wrong."""
-    names = module.spec.__code__.co_varnames[: module.spec.__code__.co_argcount]
-    given = dict(zip(names, inputs, strict=True))
-    result, accesses = run_watched(function, given, getattr(module, "TILE", None))
-    results = result if isinstance(result, tuple) else (result,)
-    wanted = module.RESULTS
-    assert len(results) == len(wanted), (
-        f"it returns {len(results)} results instead of {len(wanted)}: {', '.join(wanted)}."
-    )
-    exact = tuple(x.double() if is_float(x) else x for x in inputs)
-    for name, found, truth, plain in zip(
-        wanted, results, listed(module.spec(*exact)), listed(module.spec(*inputs))
-    ):
-        compare(name, found, truth, plain, plain.dtype, accesses)
-    if hasattr(module, "reads"):
-        count_reads(accesses, module.reads(*inputs))
-    for seen in accesses.results:
-        assert seen.stores <= seen.tensor.numel(), (
-            f"{seen.name} is stored {seen.stores / seen.tensor.numel():.3g} times; store each "
-            "element once."
-        )
+class Case:
+    """A file on one case of a puzzle.
 
-
-def try_emulated(module: ModuleType, function: Callable[..., Any], inputs: tuple) -> None:
-    """Run one case of a Gluon kernel in the emulator, with early and late copies and products."""
-    for order in machine.ORDERS.values():
-        events: list[tuple[str, str]] = []
-
-        def note(partition: Any, what: str, *_: Any, seen: list = events) -> None:
-            seen.append((partition.name, what))
-
-        with (
-            patch.object(machine, "order", order),
-            patch.object(machine, "watcher", note),
-            patch.object(emulator.gl, "store", store_once({})),
-            guarding(),
-            KernelsOnly(function.__code__.co_filename),
-        ):
-            result = function(*(x.clone() for x in inputs))
-        exact = tuple(x.double() for x in inputs)
-        results = result if isinstance(result, tuple) else (result,)
-        plain, truth = listed(module.spec(*inputs)), listed(module.spec(*exact))
-        for name, found, right, usual in zip(module.RESULTS, results, truth, plain, strict=True):
-            compare(name, found, right, usual, inputs[0].dtype)
-        if hasattr(module, "review"):
-            module.review(events, *inputs)
-
-
-def store_once(owners: dict[tuple[int, int], str]) -> Callable[..., None]:
-    """The emulator's store, for one emulation; two partitions must not store the same element,
-    whatever they store.
+    Attributes:
+        given: the inputs by name.
+        truth: what is wanted, in fp64; plain: as PyTorch computes it.
     """
 
-    def store(pointer: Any, value: Any, mask: Any = True) -> None:
-        emulator.store(pointer, value, mask)
-        offset, where = torch.broadcast_tensors(pointer.offset, emulator.tensor_of(mask))
-        here = machine.here.partition.name
-        for i in offset[where].tolist():
-            other = owners.setdefault((pointer.data.data_ptr(), i), here)
-            assert other == here, (
-                f"{other} and {here} store to element {i} of a tensor: on a GPU one overwrites the "
-                "other's result."
-            )
+    def __init__(
+        self,
+        puzzle: Puzzle,
+        module: ModuleType,
+        function: Callable[..., Any],
+        inputs: tuple,
+        file: str,
+    ) -> None:
+        self.puzzle, self.module, self.function = puzzle, module, function
+        self.inputs, self.file, self.names = inputs, file, module.RESULTS
+        names = module.spec.__code__.co_varnames[: module.spec.__code__.co_argcount]
+        self.given = dict(zip(names, inputs, strict=True))
+        exact = tuple(x.double() if is_float(x) else x for x in inputs)
+        self.truth, self.plain = listed(module.spec(*exact)), listed(module.spec(*inputs))
+        self.in_gluon = puzzle.group == "hopper"
 
-    return store
+    def check(self, function: Callable[..., Any]) -> None:
+        """Run it; a kernel in Gluon with early and late copies and products.
+
+        Raises:
+            Fault: what is wrong.
+        """
+        for order in ORDERS.values() if self.in_gluon else (None,):
+            events: list[tuple[str, str]] = []
+
+            def note(partition: Any, what: str, *_: Any, seen: list = events) -> None:
+                seen.append((partition.name, what))
+
+            with using(**({"order": order, "watcher": note} if order else {})):
+                self.compare(*self.call(function))
+            if hasattr(self.module, "review") and self.in_gluon:
+                try:
+                    self.module.review(events, *self.inputs)
+                except AssertionError as error:
+                    raise Fault(str(error)) from None
+
+    def call(self, function: Callable[..., Any], **options: Any) -> tuple[tuple, Watch]:
+        """The results of a function, and what its kernels did; options are those of `Watch`."""
+        options["largest"] = getattr(self.module, "TILE", None)
+        result, watch = called(function, self.given, self.file, **options)
+        results, wanted = listed(result), self.names
+        if len(results) != len(wanted):
+            raise Fault(
+                f"it returns {len(results)} results instead of {len(wanted)}: {', '.join(wanted)}"
+            )
+        if not watch.seen:
+            raise Fault("no kernel stores anything, because none is launched")
+        for name, found, truth in zip(wanted, results, self.truth):
+            if not torch.is_tensor(found) or found.shape != truth.shape:
+                kind = f"of {list(found.shape)}" if torch.is_tensor(found) else repr(found)[:80]
+                raise Fault(f"{name} should be a tensor of shape {list(truth.shape)}, not {kind}")
+        return results, watch
+
+    def compare(self, results: tuple, watch: Watch) -> None:
+        """Refuse wrong results, and more loads and stores than are needed."""
+        wrong = [self.wrong(i, found) for i, found in enumerate(results)]
+        for name, found, is_wrong in zip(self.names, results, wrong):
+            missing = watch.never_written(found)
+            if is_wrong is not None and missing.any():
+                raise Fault(f"{name}{missing.nonzero()[0].tolist()} is never stored")
+        for i, (found, is_wrong) in enumerate(zip(results, wrong)):
+            if is_wrong is not None:
+                raise Wrong(self, i, found, is_wrong)
+        if not any(x.stores for x in watch.seen.values()):
+            raise Fault("no kernel stores anything")
+        for name, most in getattr(self.module, "reads", lambda *x: {})(*self.inputs).items():
+            loads = watch.loads(name)
+            if loads > most:
+                raise Fault(
+                    f"the results are right, but {loads} elements of {name} are loaded; {most} are "
+                    "enough"
+                )
+        for name, found in zip(self.names, results):
+            seen = None if self.in_gluon else watch.of(found)
+            if seen is not None and seen.stores > found.numel():
+                times = seen.stores / found.numel()
+                raise Fault(f"{name} is stored {times:.3g} times; store each element once")
+
+    def wrong(self, i: int, found: torch.Tensor) -> torch.Tensor | None:
+        """Which elements of a result are wrong; None if none is."""
+        wrong = ~self.close(i, found, self.truth[i])
+        return wrong if bool(wrong.any()) else None
+
+    def close(self, i: int, found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """Which elements of a result are no further from these than twice what PyTorch is from the
+        truth, plus some steps of a type: its own, or that of the inputs where the kernel rounds on
+        the way.
+        """
+        plain, finite = self.plain[i], self.truth[i].isfinite()
+        largest = self.truth[i][finite].abs().max().item() if finite.any() else 0.0
+        kind = self.inputs[0].dtype if self.in_gluon else plain.dtype
+        steps = FP32_STEPS if kind == torch.float32 else STEPS
+        allowed = steps * torch.finfo(kind).eps * max(largest, 1.0)
+        if finite.any():
+            allowed += 2 * (plain.double() - self.truth[i])[finite].abs().max().item()
+        error = (found.double() - truth.double()).abs()
+        return (error <= allowed) | (found.double() == truth)
+
+
+class Wrong(Fault):
+    """A wrong result: the case, which one it is, what was found, which elements are wrong."""
+
+    def __init__(self, case: Case, i: int, found: torch.Tensor, wrong: torch.Tensor) -> None:
+        super().__init__(i)
+        self.case, self.i, self.found, self.wrong = case, i, found, wrong
+
+    def __str__(self) -> str:
+        case, i, at = self.case, self.i, tuple(self.wrong.nonzero()[0].tolist())
+        value, right = self.found[at].item(), case.truth[i][at].item()
+        said = (
+            f"{case.names[i]}{list(at)} is {value:.5g}; it should be {right:.5g} "
+            f"({int(self.wrong.sum())} of {self.wrong.numel()} are wrong"
+            f"{pattern(self.found, case.truth[i])})"
+        )
+        if value != value or (abs(value) == float("inf") and abs(right) != float("inf")):
+
+            def once_more() -> float:
+                return listed(case.call(case.function)[0])[i][at].item()
+
+            origin = origin_of(once_more, case.file, value)
+            return f"{said}; {origin}" if origin else said
+        return said
 
 
 def is_float(x: Any) -> bool:
@@ -174,74 +234,34 @@ def is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
+def kind_of(x: Any) -> Any:
+    """The type of an input."""
+    return x.dtype if torch.is_tensor(x) else type(x)
+
+
 def listed(results: Any) -> tuple[torch.Tensor, ...]:
     """What `spec` returns, one or several."""
     return results if isinstance(results, tuple) else (results,)
 
 
-def compare(
-    name: str,
-    found: Any,
-    truth: torch.Tensor,
-    plain: torch.Tensor,
-    kind: torch.dtype,
-    accesses: Accesses | None = None,
-) -> None:
-    """Refuse a result that is further from the truth than twice what PyTorch is, plus some steps of
-    a type: its own, or that of the inputs where the kernel rounds on the way.
-    """
-    assert torch.is_tensor(found) and found.shape == truth.shape, (
-        f"{name} should be a tensor of shape {list(truth.shape)}, not "
-        f"{f'of {list(found.shape)}' if torch.is_tensor(found) else repr(found)[:80]}."
-    )
-    finite = truth.isfinite()
-    largest = truth[finite].abs().max().item() if finite.any() else 0.0
-    steps = FP32_STEPS if kind == torch.float32 else STEPS
-    allowed = steps * torch.finfo(kind).eps * max(largest, 1.0)
-    allowed += 2 * (plain.double() - truth)[finite].abs().max().item() if finite.any() else 0.0
-    error = (found.double() - truth).abs()
-    wrong = ~((error <= allowed) | (found.double() == truth))
-    if not wrong.any():
-        return
-    at = tuple(wrong.nonzero()[0].tolist())
-    results = accesses.results if accesses else []
-    stored = next((x for x in results if x.tensor.data_ptr() == found.data_ptr()), None)
-    if stored is not None and found.is_contiguous():
-        flat = sum(i * step for i, step in zip(at, found.stride()))
-        assert stored.program[flat] >= 0, f"{name}{list(at)} is never stored."
-    value = found[at].item()
-    raise AssertionError(
-        f"{name}{list(at)} is {value:.5g}; it should be {truth[at].item():.5g} "
-        f"({int(wrong.sum())} of {wrong.numel()} are wrong)."
-        + (
-            " NaN comes from memory outside of a tensor, or from inf - inf."
-            if value != value
-            else ""
-        )
-    )
-
-
-def count_reads(accesses: Accesses, most: dict[str, int]) -> None:
-    """Refuse more loads than the task needs."""
-    for seen in accesses.inputs:
-        bound = most.get(seen.name)
-        assert bound is None or seen.loads <= bound, (
-            f"the results are right, but {seen.loads} elements of {seen.name} are loaded; "
-            f"{bound} are enough."
-        )
-
-
-def main() -> int:
+def main(name: str, file: str) -> int:
     """Check, say what was found, and return the exit code: 0 right, 1 wrong, 3 not begun."""
-    puzzle, file = find_puzzle(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
     try:
-        fault = check(puzzle, file)
+        fault = check(find_puzzle(name), Path(file))
     except NotImplementedError:
-        sys.stdout.write(f"{puzzle.name}: not written yet.\n")
+        sys.stdout.write(f"{name}: not written yet.\n")
         return 3
-    sys.stdout.write(f"{puzzle.name}: {f'not yet. {fault}' if fault else 'right.'}\n")
+    sys.stdout.write(f"{name}: {f'not yet. {fault}' if fault else 'right.'}\n")
     return int(fault is not None)
 
 
+def send(pipe: Any, name: str, file: str) -> None:
+    """Send the exit code of `main` and what it prints, and end."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(name, file)
+    pipe.send((code, said.getvalue().strip()))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,1 +1,1 @@
-"""Kernels for Hopper in Gluon, checked in the emulator: rings, products in flight, a small FA3."""
+"""Kernels for Hopper in Gluon, checked in the simulator: rings, products in flight, a small FA3."""

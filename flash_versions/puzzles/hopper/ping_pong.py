@@ -131,8 +131,8 @@ def review(events, q, k):
     )
     for consumer in "01":
         own = [what for who, what in events if who.endswith(f"consume {consumer}")]
-        first = own.index("product")
-        assert "arrive" in own[first : own.index("done")], (
+        first, rest = own.index("product"), turns[turns.index(consumer) + 1 :]
+        assert not rest or "arrive" in own[first : own.index("done")], (
             f"consumer {consumer} gives its turn away only when its product is done; nobody "
             "multiplies meanwhile."
         )
