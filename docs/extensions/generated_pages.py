@@ -5,10 +5,7 @@ Nothing here names a version: a folder that is added to the package gets its pag
 ignored by git and rewritten only where it changed, so that a second build has little to do.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,31 +80,12 @@ def make_versions(folder: Path, diffs: Path, notebooks: list[str]) -> None:
     keep_only(diffs, made)
 
 
-def ask_where(interpret: str) -> subprocess.Popen:
-    """A process that says what runs where, with or without the interpreter."""
-    environment = os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, where_it_runs.__file__],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def make_all(app: Sphinx) -> None:
     """Everything, before the first page is read."""
     made = DOCS / "_made"
-    processes = [ask_where("1"), ask_where("0")]
     notebooks = make_walkthroughs(DOCS / "learn" / "walkthroughs")
     make_versions(DOCS / "learn" / "versions", made / "extra" / "diffs", notebooks)
-    answers = []
-    for process in processes:
-        answer, errors = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"where_it_runs.py failed: {errors.strip()[-2000:]}")
-        answers.append(answer)
-    write_changed(made / "where.md", where_it_runs.tables(answers))
+    write_changed(made / "where.md", where_it_runs.tables())
     write_changed(made / "versions.md", version_pages.overview())
     write_changed(made / "budget.md", version_pages.as_markdown(budget.__doc__ or ""))
 

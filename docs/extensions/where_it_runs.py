@@ -1,14 +1,11 @@
 """What runs where: every version is asked what it would launch on every kind of GPU.
 
-As a script it prints the answers as JSON: which kernels each call of each version launches, or the
-sentence that refuses it. The host's code is the package's own; in the place of a launch the kernel
-is noted. With TRITON_INTERPRET=1 it is asked about the CPU, otherwise about GPUs that need not be
-here.
+The answers are which kernels each call of each version launches, or the sentence that refuses it.
+The host's code is the package's own; in the place of a launch the kernel is noted. The GPUs need
+not be here.
 """
 
-import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +15,6 @@ import torch
 
 from flash_versions import VERSIONS
 from flash_versions.bench.results import read_results
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request, make_request
@@ -85,9 +81,7 @@ def refusal(capability: tuple[int, int]) -> str | None:
 
 def answers() -> dict[str, Any]:
     """{kind of machine: {version: {call: answer}}}; for a GPU that is refused, the sentence."""
-    if interpreter.enabled():
-        return {"no GPU": ask_all()}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"no GPU": ask_all()}
     for arch in sorted({*GPUS, *compiled.ARCHES}, key=lambda arch: int(arch[3:])):
         digits = arch.removeprefix("sm_")
         example = GPUS.get(arch) or compiled.ARCHES[arch].example
@@ -119,7 +113,7 @@ def cell(answer: Answer) -> str:
 
 
 def how(name: str, answer: Answer, gpu: bool) -> str:
-    """Natively or interpreted, and by which of the kernels."""
+    """Natively or simulated, and by which of the kernels."""
     if "refused" in answer:
         return "no"
     modules = [kernel.rpartition(".")[0] for kernel in answer["kernels"] if is_lesson(kernel)]
@@ -127,7 +121,7 @@ def how(name: str, answer: Answer, gpu: bool) -> str:
     kind = "explicit (Gluon)" if "hopper" in modules[0].split(".") else "portable (Triton)"
     if owner != name:
         kind = f"with {owner}'s kernel"
-    return f"{'natively' if gpu else 'interpreted'}, {kind}"
+    return f"{'natively' if gpu else 'simulated'}, {kind}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -136,12 +130,9 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def tables(printed: list[str]) -> str:
-    """The page's tables, of what the two processes printed."""
-    found: dict[str, Any] = {}
-    for text in printed:
-        found |= json.loads(text)
-    names, first = list(VERSIONS), next(iter(CALLS))
+def tables() -> str:
+    """The page's tables."""
+    found, names, first = answers(), list(VERSIONS), next(iter(CALLS))
     rows = []
     for machine, by_version in found.items():
         gpu = machine != "no GPU"
@@ -177,7 +168,3 @@ def by_call(name: str, found: dict[str, Any]) -> str:
             cells = tuple(cell(by_version[name][call]) for call in CALLS)
             rows.setdefault(cells, []).append(machine)
     return table(["", *CALLS], [["; ".join(machines), *cells] for cells, machines in rows.items()])
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(answers()))

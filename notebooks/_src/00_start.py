@@ -17,8 +17,7 @@
 # Attention is the part of a language model that lets each token look at the others. FlashAttention computes
 # it several times as fast as plain PyTorch code, with the same result. These notebooks lead from
 # FlashAttention 1 to FlashAttention 4, in kernels that run. You need some Python, some PyTorch and a little
-# linear algebra. You need no GPU: the kernels run on the CPU, in Triton's interpreter, which lets you look
-# at every step.
+# linear algebra. You need no GPU: a simulator runs the kernels on the CPU, and lets you look at every step.
 #
 # This notebook takes about 40 minutes. After it you know
 #
@@ -290,19 +289,21 @@ my_guess = None  # your guess here
 guess(my_guess, triton.cdiv(1000, 128), "programs")
 
 # %% [markdown]
-# Without a GPU, Triton **interprets** a kernel: it runs the programs one after the other and uses NumPy for
-# their operations. So a kernel can print, too. Here three programs share ten numbers:
+# A launch with tensors on the CPU is **simulated**: the simulator of this package runs the programs one after the
+# other and uses NumPy for their operations. So a kernel can print, too. Here three programs share ten numbers:
 
 
 # %%
 @triton.jit
-def talking_kernel(n, BLOCK: tl.constexpr):
+def talking_kernel(x, n, BLOCK: tl.constexpr):
     """What each program of add_kernel works on."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    print("program", tl.program_id(0), "index", index, "mine", index < n)
+    mine = index < n
+    a = tl.load(x + index, mask=mine, other=0.0)
+    print("index, mine, a:", index, mine, a)
 
 
-talking_kernel[(3,)](10, BLOCK=4)
+talking_kernel[(3,)](torch.arange(10.0), 10, BLOCK=4)
 
 # %% [markdown]
 # What happens without the mask? Here you get no error: the kernel writes past the end of its vector, into
@@ -398,7 +399,7 @@ show_plain("fa1", "forward_kernel")
 #
 # [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these
 # variables. Here, only observe which scores are on the chip at each step. `record` runs the package's
-# kernel in the interpreter and keeps a `Step` for each block of keys that a program visits. Twelve
+# kernel in the simulator and keeps a `Step` for each block of keys that a program visits. Twelve
 # queries and twelve keys in tiles of four make three programs. The first one visits one block of keys,
 # the last one three. <!-- checked: visited_blocks -->
 
@@ -551,4 +552,4 @@ predictions()
 # * Triton's own tutorials, "Vector Addition" and "Fused Softmax", in `python/tutorials` of its repository.
 # * In the package: [tiles/rows.py](../flash_versions/versions/tiles/rows.py) loads and stores tiles,
 #   [tiles/algebra.py](../flash_versions/versions/tiles/algebra.py) computes masks, and
-#   [interpreter/faithful.py](../flash_versions/dispatch/interpreter/faithful.py) runs kernels without a GPU.
+#   [flash_versions/simulator](../flash_versions/simulator) runs kernels without a GPU.

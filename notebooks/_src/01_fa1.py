@@ -68,6 +68,8 @@ from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
 from flash_versions.bench.results import rate_of, read_results, shapes
 
+import triton
+
 np.set_printoptions(precision=3, suppress=True)
 
 # %% [markdown]
@@ -293,8 +295,8 @@ my_guess = None  # your guess here
 # %% [markdown]
 # ## Watch it run
 #
-# `record` runs the package's kernel in Triton's interpreter, which executes each operation on a tile with
-# NumPy. It keeps the variables of the kernel before and after each block.
+# `record` runs the package's kernel in the simulator, which executes each operation on a tile with NumPy. It
+# keeps the variables of the kernel before and after each block.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -357,13 +359,15 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## What the compiler makes of it
 #
-# The interpreter shows what a kernel computes, but not how fast. The machine code that the compiler makes says
-# more, and compiling needs no GPU. The first table counts the instructions of the loop over blocks for each
-# score that it computes, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
+# The simulator shows what a kernel computes, but not how fast. The machine code that the compiler makes says
+# more. Compiling needs no GPU. It needs Triton's compiler, which exists for Linux only; elsewhere, cells that
+# begin with `%%needs_triton` print a sentence that says so. The first table counts the instructions of the loop
+# over blocks for each score that it computes, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
 # instructions. <!-- key -->
 
 
 # %% tags=["hide-input"]
+# %%needs_triton
 def per_score(found, scores=128 * 64):
     """Instructions of the hot loop by name, for each score of its block: 128 queries, 64 keys."""
     threads = 32 * found["num_warps"]
@@ -397,6 +401,7 @@ table(
 )
 
 # %% tags=["hide-input"]
+# %%needs_triton
 checked("about_six", 6 <= loops["H200"]["FMUL"] < 7 and 1 <= loops["H200"]["MUFU"] < 1.2)
 Markdown(
     f"Each score needs one exponential. But why {loops['H200']['FMUL']:.1f} multiplications on an H200?"
@@ -428,6 +433,7 @@ Markdown(
 # of Hopper, the B200 of Blackwell. <!-- checked: resources -->
 
 # %% tags=["hide-input"]
+# %%needs_triton
 products = {"A100": "mma_sync", "H200": "wgmma", "B200": "tcgen05"}
 checked(
     "resources",
@@ -599,9 +605,16 @@ check("fold", fold)
 # **2. Break the mask.** In the kernel with all options, a function `mask_scores` applies the mask. This cell
 # replaces it by a function that masks nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and others do not.
 
+
 # %%
+@triton.jit
+def mask_nothing(s, k_pos, first_key, last_key, window):
+    """In the place of mask_scores."""
+    return s
+
+
 right = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
-with patch.object(fa1, "mask_scores", lambda s, *_: s):
+with patch.object(fa1, "mask_scores", mask_nothing):
     broken = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
 same = (right == broken).all(-1).flatten().nonzero().flatten()
 print("queries whose result is still right:", *same.tolist())

@@ -28,7 +28,8 @@
 # * share the keys of one query among several programs (split-KV);
 # * in the backward pass, use many programs for each head, not one.
 #
-# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU.
+# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU. Cells that begin with
+# `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -79,6 +80,8 @@ from flash_versions.versions.fa2 import splits as fa2_splits
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
 from flash_versions.bench.results import rate_of, read_results, shapes
 
+import triton
+
 np.set_printoptions(precision=3, suppress=True)
 document = read_results()
 
@@ -90,6 +93,7 @@ document = read_results()
 
 
 # %%
+# %%needs_triton
 def per_score(found, scores=128 * 64):
     """Instructions of each hot loop for each score of a block (128 queries, 64 keys), by name."""
     threads = 32 * found["num_warps"]
@@ -107,6 +111,7 @@ print(f"FA1, multiplications for each score: {fa1_loop['FMUL']:.1f}")
 # Write your line; the cell compiles FA1 with it, in a copy of the package.
 
 # %%
+# %%needs_triton
 the_line = "o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]"
 my_line = the_line  # change it
 
@@ -123,6 +128,7 @@ for name in ("FMUL", "FFMA", "FADD", "MUFU"):
     print(f"{name}  {fa1_loop[name]:5.2f} -> {changed[name]:5.2f} for each score")
 
 # %% tags=["hide-input"]
+# %%needs_triton
 unnormalised = "o = o * alpha[:, None] + pv"
 left = with_line(unnormalised)["FMUL"]
 display_answer(
@@ -276,6 +282,7 @@ tiles.compare(causal=True, versions=("fa1", "fa2"))
 my_guess = None  # your guess here
 
 # %%
+# %%needs_triton
 compiled = instructions("fa2", ("sm_80", "sm_90", "sm_100"), head_dim=64, causal=True)
 fa2_loop, fa2_masked = per_score(compiled["sm_90"])
 guess(my_guess, fa2_loop["FMUL"], "multiplications for each score")
@@ -290,7 +297,7 @@ my_guess = None  # your guess here
 # %% [markdown]
 # ## Watch it run
 #
-# The next cells run the real kernels in the interpreter.
+# The next cells run the real kernels in the simulator.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -440,6 +447,7 @@ for heads in (8, 32, 128):
 # mask. <!-- key -->
 
 # %% tags=["hide-input"]
+# %%needs_triton
 columns = {"FA1, H200": fa1_loop, "FA2, H200": fa2_loop, "FA2 masked, H200": fa2_masked}
 for gpu, arch in (("A100", "sm_80"), ("B200", "sm_100")):
     columns[f"FA2, {gpu}"] = per_score(compiled[arch])[0]
@@ -459,6 +467,7 @@ for label, names in rows.items():
 Markdown("\n".join(lines))
 
 # %% tags=["hide-input"]
+# %%needs_triton
 saved = 1 - sum(fa2_loop.values()) / sum(fa1_loop.values())
 assert 1 <= fa2_loop["FMUL"] < 1.2 and 1 <= fa2_loop["FFMA"] < 1.2
 assert abs(fa2_loop["MUFU"] - fa1_loop["MUFU"]) < 0.2
@@ -621,12 +630,13 @@ check("combine", combine)
 # `alpha` set to 1. Most queries get a wrong result, but some do not. <!-- checked: some_right -->
 
 # %%
-step = fa2.softmax_step
+softmax_step = fa2.softmax_step
 
 
-def without_alpha(*given):
+@triton.jit
+def without_alpha(s, row_max, row_sum, scale_log2):
     """The softmax step, without a correction of acc."""
-    p, row_max, row_sum, alpha = step(*given)
+    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale_log2)
     return p, row_max, row_sum, alpha * 0 + 1
 
 

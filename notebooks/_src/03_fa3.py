@@ -30,7 +30,7 @@
 #
 # Time: about 95 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
 # form that this notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need
-# no GPU.
+# no GPU. Cells that begin with `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -57,13 +57,14 @@ import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
 from lessons import predictions, recompiled, show, show_plain
-from lessons.kernels.emulated import box_in_sequence, emulated
+from lessons.kernels.simulated import box_in_sequence, simulated
 from lessons.pictures.pipeline import attend, gantt
 from lessons.pictures.scores import masked, tiles
 from lessons.pictures.scores.schedule import square, visits
 from lessons.practice.exercises.notebook_03 import finish_time
 from lessons.practice.folded import display_answer
 from matplotlib.figure import Figure
+from triton.experimental import gluon
 
 from flash_versions import attention, attention_reference, masks
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
@@ -105,6 +106,7 @@ def table(head, rows):
 # finished. `x8` means that eight such instructions follow each other. <!-- key -->
 
 # %% tags=["hide-input"]
+# %%needs_triton
 fa2 = instructions("fa2", "sm_90", causal=True)
 
 
@@ -134,6 +136,7 @@ checked("fa2_in_turn", order == sorted(order))
 # the package. What happens to the copies, and who waits now?
 
 # %%
+# %%needs_triton
 the_line = "128: LaunchConfig(128, 128, num_warps=8, num_stages=3),"
 my_line = the_line  # change it
 
@@ -148,6 +151,7 @@ print(f"copies in the code: {fa2['cp_async']} -> {changed['cp_async']}")
 print(events(changed))
 
 # %% tags=["hide-input"]
+# %%needs_triton
 one_stage = with_line(the_line.replace("num_stages=3", "num_stages=1"))
 display_answer(
     f"{fa2['cp_async']} -> {one_stage['cp_async']} asynchronous copies: the warps load a block themselves, through "
@@ -287,8 +291,8 @@ gain = {series: bars["both"] / bars["neither"] for series, bars in speeds.items(
 guess(my_guess, gain["measured on an H200"], "both, against neither, on an H200", "times as fast")
 
 # %% [markdown]
-# Why this much? A small simulator helps. It has two warpgroups, called *consumers* because they use the
-# tiles that have been loaded. They share one tensor core and one exponential unit. (The simulator treats
+# Why this much? A small timing simulator helps. It has two warpgroups, called *consumers* because they use the
+# tiles that have been loaded. They share one tensor core and one exponential unit. (The timing simulator treats
 # the four tensor cores of an SM as one.) The durations were measured on an H200: in
 # one launch, the kernel recorded the time at which each step began. <!-- key --> The next picture shows both consumers starting in the same
 # cycle. <!-- key -->
@@ -324,7 +328,7 @@ checked("apart_needs_no_turns", abs(apart["overlap only"] / apart["both"] - 1) <
 checked("gpu_like_apart", all(abs(gpu[name] / apart[name] - 1) < 0.1 for name in gpu))
 
 # %% [markdown]
-# *The speed of each schedule, divided by the speed of `both`. <!-- key --> The simulator with
+# *The speed of each schedule, divided by the speed of `both`. <!-- key --> The timing simulator with
 # consumers half a block apart and the H200 differ by less than 10 % in every group of bars.
 # <!-- checked: gpu_like_apart -->*
 #
@@ -348,7 +352,7 @@ print("strides", box.strides)
 print("box    ", box.block_shape)
 
 # %% [markdown]
-# FA3 has two kernels: a *portable* one in Triton, which runs on every GPU and in the interpreter, and one
+# FA3 has two kernels: a *portable* one in Triton, which runs on every GPU, and one
 # for Hopper, of which more below. This is the portable kernel's function that loads a box. As in the
 # notebooks before, the code of unused options is left out; a click below it shows the whole function.
 
@@ -356,7 +360,7 @@ print("box    ", box.block_shape)
 show_plain("fa3", "load_rows")
 
 # %% [markdown]
-# Now the whole portable kernel, in Triton's interpreter. There are six keys
+# Now the whole portable kernel, in the simulator. There are six keys
 # in blocks of four, so the second box ends two rows behind the last key.
 
 # %%
@@ -646,7 +650,7 @@ show_plain("fa3-hopper", "attend")
 
 # %% [markdown]
 # The loop is the part that matters. The next picture shows its lines beside two iterations of
-# consumer 0, from the simulator with both kinds of overlap. <!-- key -->
+# consumer 0, from the timing simulator with both kinds of overlap. <!-- key -->
 
 # %% tags=["hide-input"]
 display(attend.beside_time())
@@ -672,10 +676,9 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 say(attend.explained())
 
 # %% [markdown]
-# Triton's interpreter does not know Gluon, so this notebook recorded the portable kernel. The tests run
-# the kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its
-# source code on the CPU. It lets the roles take turns, and finishes copies and products as late as the
-# hardware might. A kernel with a missing wait then computes wrong numbers, and the test fails.
+# The simulator runs the kernel for Hopper, too; `flash_versions/simulator/gluon` is its half for Gluon. It lets
+# the roles take turns, and finishes copies and products as late as the hardware might. A kernel with a missing
+# wait then computes wrong numbers, or the simulator names the access that comes too early, and the test fails.
 
 # %% [markdown]
 # ## From one sequence to many
@@ -710,11 +713,12 @@ say(
 # *whole tensor* by zeros. So the kernel describes the tensor to TMA in such a way that everything behind the
 # sequence counts as outside; `tiles/ragged.py` explains how.
 #
-# The next cell runs the kernel for Hopper in the emulator. The second of three sequences is NaN throughout. Then it
+# The next cell runs the kernel for Hopper in the simulator. The second of three sequences is NaN throughout. Then it
 # runs the kernel once more with boxes of K and V that end with the tensor. <!-- key -->
 
 
 # %%
+@gluon.jit
 def to_the_end(first, length, head, row):
     """A box that ends with the tensor, and not with its sequence."""
     return box_in_sequence(first, 200 - first, head, row)
@@ -728,7 +732,7 @@ for x in (q, k, v):
 packed = {"causal": True, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
 broken = {}
 for boxes, box in (("their sequence", box_in_sequence), ("the tensor", to_the_end)):
-    o = emulated(q, k, v, box, **packed)
+    o = simulated(q, k, v, box, **packed)
     broken[boxes] = [int(o[a:b].isnan().any(2).sum()) for a, b in pairwise(cu_seqlens.tolist())]
     print(f"boxes end with {boxes}: rows with NaN of each sequence: {broken[boxes]}")
 checked("nan_stays", broken["their sequence"] == [0, 40, 0])
@@ -861,7 +865,7 @@ show(hopper_intervals.mask_listed, docstring=False)
 
 # %% [markdown]
 # How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of
-# two consumers and blocks of 128 keys. <!-- key --> Then the emulator runs the kernel with a shared prompt. Its
+# two consumers and blocks of 128 keys. <!-- key --> Then the simulator runs the kernel with a shared prompt. Its
 # answers are compared with those of packed sequences, where each answer has its own copy of the prompt.
 # <!-- key -->
 
@@ -877,11 +881,11 @@ table(["blocks of a consumer with", "no comparison", "one", "both"], rows)
 checked("one_comparison", all(one > both for _, one, both in counts.values()))
 
 q, k, v = (torch.randn(1, 200, 1, 64).bfloat16() for _ in range(3))
-shared = emulated(q, k, v, **masks.shared_prompt(100, [60, 40]))[0, 100:]
+shared = simulated(q, k, v, **masks.shared_prompt(100, [60, 40]))[0, 100:]
 ranges = [[*range(160)], [*range(100), *range(160, 200)]]  # the prompt and an answer
 copied = torch.tensor([*ranges[0], *ranges[1]])
 ends = torch.tensor([0, 160, 300], dtype=torch.int32)
-o = emulated(*(x[0, copied] for x in (q, k, v)), causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+o = simulated(*(x[0, copied] for x in (q, k, v)), causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
 difference = (shared - torch.cat([o[100:160], o[260:]])).abs().max()
 print(f"largest difference of the answers: {difference:.0e}; {len(copied)} rows instead of 200")
 checked("as_with_copies", difference < 0.02)
@@ -903,6 +907,7 @@ checked("as_with_copies", difference < 0.02)
 # had to move to memory.
 
 # %% tags=["hide-input"]
+# %%needs_triton
 found = instructions("fa3", ("sm_80", "sm_90", "sm_100"), causal=True)
 kinds = {
     "cp_async": "copies by threads (cp.async)", "tma_loads": "copies of boxes (TMA)",
@@ -932,6 +937,7 @@ checked("tcgen05_on_blackwell", blackwell["tcgen05"] and not blackwell["wgmma"])
 # is P V, and so it is here. `BAR.ARV` is `named_barrier_arrive`. <!-- key -->
 
 # %% tags=["hide-input"]
+# %%needs_triton
 print("FA2:", events(fa2))
 print("FA3:", events(hopper))
 order = names(hopper)
@@ -998,7 +1004,7 @@ checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for 
 #   softmax, two others supply products, which is probably why the tensor cores have work without this
 #   overlap.
 # * **No ping-pong** costs less than 5 % everywhere. <!-- checked: ping_pong_little --> The H200's
-#   consumers are probably apart without it, as the simulator suggests.
+#   consumers are probably apart without it, as the timing simulator suggests.
 # * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower
 #   than the compiler's order. <!-- checked: late_wait_slower --> Probably the other warpgroup
 #   keeps the tensor cores busy in any case, and a later wait only delays the rescaling and rounding that
@@ -1120,7 +1126,7 @@ say(
 # The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a Hadamard
 # matrix, whose entries are all $+1/\sqrt{d}$ or $-1/\sqrt{d}$. No score changes. But the large product is
 # now spread over all dimensions. Each dimension has an error of its own, and independent errors partly
-# cancel. The next cell uses the package's quantiser, in the interpreter.
+# cancel. The next cell uses the package's quantiser, in the simulator.
 
 # %%
 torch.manual_seed(1)
@@ -1164,7 +1170,7 @@ checked("spread_out", rotated[str(how)].abs().max() < 8)
 # *Left: one dimension outweighs all others. <!-- checked: one_outweighs --> Right: after the
 # rotation every dimension has a small part of the outlier. <!-- checked: spread_out -->*
 #
-# Now attention itself, by the FP8 kernel in the interpreter, compared with exact attention of the
+# Now attention itself, by the FP8 kernel in the simulator, compared with exact attention of the
 # inputs before they were quantised. The inputs are those of the FA3 paper: normal numbers, and one
 # entry in a thousand much larger. The table also has two columns that were measured on an H200, on
 # a longer sequence. <!-- key -->
@@ -1273,7 +1279,7 @@ own_gpu()
 
 # %% [markdown]
 # **A ring of your own.** Write both sides of a ring of two slots in Gluon: the warp that lets TMA copy, and the
-# warps that read. The check runs your kernel in the emulator, with late copies and late reads. If everybody waits, it
+# warps that read. The check runs your kernel in the simulator, with late copies and late reads. If everybody waits, it
 # says who waits where, and for what.
 
 # %%

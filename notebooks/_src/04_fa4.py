@@ -32,7 +32,8 @@
 # middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's kernel,
 # which has neither idea. The second half is about a kernel for Blackwell.
 #
-# Time: about 90 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU.
+# Time: about 90 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that
+# begin with `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -101,6 +102,7 @@ def table(head, rows):
 # longest?
 
 # %%
+# %%needs_triton
 ARITHMETIC = {"MUFU": 16, "FFMA": 128, "FMUL": 128, "FADD": 128}  # results of an SM in a cycle
 
 
@@ -118,17 +120,18 @@ table(
 
 # %% [markdown]
 # **Change one line.** In FA3's loop, `the_line` computes p = 2^x. Write something in its place that has no exponential; a straight line
-# will do, as only the count matters here (`x` stands for `s * scale_log2 - pivot[:, None]`). The cell compiles FA3 with
-# it, in a copy of the package.
+# will do, as only the count matters here (`x` stands for `s * scale_log2 - (pivot - shift)[:, None]`; `shift` is 0 in 16
+# bits). The cell compiles FA3 with it, in a copy of the package.
 
 # %%
-the_line = "p = tl.exp2(s * scale_log2 - pivot[:, None])"
+# %%needs_triton
+the_line = "return gl.exp2(s * scale_log2 - (pivot - shift)[:, None])"
 my_line = the_line  # change it
 
 
 def with_line(line):
     """FA3's loop with another line."""
-    return arithmetic(recompiled("versions/tiles/algebra.py", the_line, line, "fa3", causal=True))
+    return arithmetic(recompiled("versions/fa3/fp8/pairs.py", the_line, line, "fa3", causal=True))
 
 
 changed = with_line(my_line)
@@ -136,12 +139,14 @@ for name, count in fa3_loop.items():
     print(f"{name}  {count} -> {changed[name]}")
 
 # %% tags=["hide-input"]
-straight = "p = 1.0 + 0.7 * (s * scale_log2 - pivot[:, None])"
+# %%needs_triton
+straight = "return 1.0 + 0.7 * (s * scale_log2 - (pivot - shift)[:, None])"
 left = with_line(straight)
+assert left["MUFU"] < fa3_loop["MUFU"] / 8 and left["FFMA"] > 1.5 * fa3_loop["FFMA"]
 display_answer(
-    f"{straight} leaves {left['MUFU']} of {fa3_loop['MUFU']} on the special function unit and makes {left['FFMA']} multiply-adds "
-    f"of {fa3_loop['FFMA']}. FA4 does this with a polynomial that is as exact as the rounding of P, and for a share of the "
-    "exponentials, so that both units are busy."
+    f"{straight} leaves {left['MUFU']} instructions of the special function unit in place of {fa3_loop['MUFU']}, and "
+    f"makes {left['FFMA']} multiply-adds in place of {fa3_loop['FFMA']}. FA4 does this with a polynomial that is as exact "
+    "as the rounding of P, and for a share of the exponentials, so that both units are busy."
 )
 
 # %% [markdown]
@@ -172,7 +177,7 @@ q, k, v = layers[0]
 print(f"{len(layers)} layers; q {tuple(q.shape)}, k {tuple(k.shape)}: batch, length, heads, dim")
 
 # %% [markdown]
-# Now run FA3's kernel on the second layer, in Triton's interpreter, and look at every alpha after a
+# Now run FA3's kernel on the second layer, in the simulator, and look at every alpha after a
 # tile's first block:
 
 # %%
@@ -679,15 +684,15 @@ measured("timeline")
 # hand over their O and do not wait for the storer; the grey stretch is their wait for Q and K of the
 # next tile. <!-- key -->*
 #
-# Triton's interpreter cannot run this kernel, as in FA3.
-# `tests/emulator/forward/test_hopper_emulated.py` runs its text in the emulator, with every role as
-# late as the rules allow, and `tests/emulator/forward/test_roles.py` compares the states that it
+# `tests/simulator/gluon/forward/test_hopper.py` runs this kernel in the simulator, with every role as
+# late as the rules allow, and `tests/simulator/gluon/forward/test_roles.py` compares the states that it
 # enters with `roles.py`.
 
 # %% [markdown]
 # ## What the compiler made of it
 
 # %% tags=["hide-input"]
+# %%needs_triton
 found = {
     (version, arch): one
     for version, arches in (("FA3", ("sm_90", "sm_100")), ("FA4", ("sm_80", "sm_90", "sm_100")))
@@ -822,7 +827,7 @@ checked("roles_keep_up", abs(rates["fa4"] / rates["fa3"] - 1) < 0.05)
 #
 # This half of the notebook is about FA4 on the GPU that it was designed for. We have no such GPU.
 # The kernel for Blackwell, `fa4/blackwell/forward.py`, compiles without one and runs in the
-# emulator, so we know that its results are right. Its speed was never measured.
+# simulator, so we know that its results are right. Its speed was never measured.
 #
 # What changed in the machine?
 
@@ -894,7 +899,7 @@ show(on_blackwell.rescale, docstring=False)
 # ### Exercise: `repair`
 #
 # A kernel of roles has bugs that a kernel with one role cannot have. Here is the correction with
-# such a bug, and what the emulator says about it in each of its three orders of events:
+# such a bug, and what the simulator says about it in each of its three orders of events:
 
 # %%
 broken = planted()
@@ -904,7 +909,7 @@ for order, complaint in outcomes(broken).items():
 checked("bug_is_found", all(outcomes(broken).values()))
 
 # %% [markdown]
-# On a GPU this bug would give a wrong result now and then. The emulator finds it in each of the
+# On a GPU this bug would give a wrong result now and then. The simulator finds it in each of the
 # three orders. <!-- checked: bug_is_found --> Which product does O meet, and why is it not done yet?
 # Repair the text.
 
@@ -921,12 +926,12 @@ check("repair", repair)
 # ### What is known, and what is not
 #
 # * **Known.** Results: every case of the equivalence suite that the kernel takes passes in the
-#   emulator, also with every role as late as the rules allow
-#   (`tests/emulator/forward/test_blackwell_emulated.py`). Code: it compiles with Triton 3.6, 3.7
+#   simulator, also with every role as late as the rules allow
+#   (`tests/simulator/gluon/forward/test_blackwell.py`). Code: it compiles with Triton 3.6, 3.7
 #   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
 # * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas,
 #   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence that
-#   the emulator does not ask for.
+#   the simulator does not ask for.
 # * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU,
 #   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
 #   report. Once the kernel has passed there, "auto" takes it on that machine.

@@ -218,8 +218,8 @@ checked("the_answer_is_right", TASKS["add"].reward(completion.text, 357, 486) ==
 # line for each column: digit + digit + carry = sum.
 #
 # Now every version computes the logits of this conversation, the numbers that a softmax turns into the
-# probabilities of the next token. The versions `fa1` to `fa4` run as real
-# kernels in Triton's interpreter. They add numbers in different orders, so they round differently.
+# probabilities of the next token. The kernels of the versions
+# `fa1` to `fa4` run in the simulator. They add numbers in different orders, so they round differently.
 #
 # **Predict.** At how many positions of the conversation does the most likely next token differ between
 # any two versions?
@@ -799,7 +799,7 @@ checked("both_ways_agree", agree)
 # %% [markdown]
 # ## An answer through our own kernels
 #
-# Now FA4's kernel computes attention in every layer and every step, in Triton's interpreter. Try a
+# Now FA4's kernel computes attention in every layer and every step, in the simulator. Try a
 # question of your own: the model can add, subtract, multiply by one digit, compare, sort, reverse words
 # and count letters.
 
@@ -825,7 +825,6 @@ print(f"\n\n{len(answer.tokens)} tokens by {ours.attention}")
 if torch.cuda.is_available():
     done = subprocess.run(
         [sys.executable, "-m", "transformer.generate", "-p", question],
-        env=os.environ | {"TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
     )

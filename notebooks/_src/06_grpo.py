@@ -338,7 +338,7 @@ checked(
 # probabilities change because all groups share the same weights.
 #
 # Training also runs the backward pass of attention. The next cell computes the gradient for two
-# completions twice: with FA2's kernels in Triton's interpreter, and with torch's attention.
+# completions twice: with FA2's kernels in the simulator, and with torch's attention.
 
 # %%
 pair = collate([rollouts[int(rewards[0].argmax())], rollouts[int(rewards[0].argmin())]], CPU)
@@ -827,7 +827,6 @@ if torch.cuda.is_available():
         options = ["--recipe", "sums", "--steps", "20", "--eval-every", "10", "--out", str(run)]
         subprocess.run(
             [sys.executable, "-m", "transformer.grpo", *options],
-            env=os.environ | {"TRITON_INTERPRET": "0"},
             capture_output=True,
             check=True,
         )

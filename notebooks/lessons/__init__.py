@@ -6,26 +6,24 @@
 The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
 in the folder `notebooks/`, where this package is found.
 
-Importing it turns Triton's interpreter on, also where there is a GPU, because `record` looks into
-running kernels. That only works before triton is imported, so this import comes first.
+Kernels are simulated on the CPU, and `record` looks into them there. A cell that compiles kernels
+begins with `%%needs_triton`, see `kernels/needs_triton.py`.
 """
 
-import os
-import sys
+from flash_versions.simulator.launch import unsaid
+from lessons.build.claims import checked
+from lessons.kernels import needs_triton
+from lessons.kernels.compiled import instructions, recompiled
+from lessons.kernels.recording import Recording, Step, record
+from lessons.kernels.source import changes, show, show_plain
+from lessons.measurements import measured, own_gpu
+from lessons.moved import bytes_moved
+from lessons.pictures.films import film
+from lessons.practice import puzzles
+from lessons.practice.answers import check, guess, predictions
 
-if "triton" not in sys.modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from lessons.build.claims import checked  # noqa: E402
-from lessons.kernels.compiled import instructions, recompiled  # noqa: E402
-from lessons.kernels.recording import Recording, Step, record  # noqa: E402
-from lessons.kernels.source import changes, show, show_plain  # noqa: E402
-from lessons.measurements import measured, own_gpu  # noqa: E402
-from lessons.moved import bytes_moved  # noqa: E402
-from lessons.pictures.films import film  # noqa: E402
-from lessons.practice import puzzles  # noqa: E402
-from lessons.practice.answers import check, guess, predictions  # noqa: E402
-
+unsaid.clear()  # the notebooks themselves say where kernels run
+needs_triton.register()
 puzzles.register()
 
 __all__ = [

@@ -73,7 +73,7 @@ def remez(degree: int) -> Fit:
 def evaluate(x: np.ndarray, coefficients: tuple[float, ...], fused: bool = True) -> np.ndarray:
     """What `exp2.polynomial_exp2` computes, fp32 step by step; x fp32, in -126 .. 127.
 
-    fused: multiply-adds round once, as on a GPU; otherwise twice, as in Triton's interpreter.
+    fused: multiply-adds round once, as on a GPU; otherwise twice, as in the simulator.
     """
 
     def multiply_add(a: np.ndarray, b: np.ndarray, c: float) -> np.ndarray:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from flash_versions.bench.results import RESULTS, any_row, mask, rate_of, read_results, shapes
 from flash_versions.plot.figures import PLOTS, STYLE, label, style_of
-from lessons.kernels.compiled import cache_folder, compiling
+from lessons.kernels.compiled import cache_folder, finding
 from lessons.pictures.films import picture, png
 
 DPI = 100
@@ -59,7 +59,7 @@ def own_gpu() -> None:
         return
     path = cache_folder() / "own_gpu.json"
     command = [sys.executable, "-m", "flash_versions.bench", "--suite", SUITE, "--out", str(path)]
-    done = subprocess.run(command, env=compiling(), capture_output=True, text=True)
+    done = subprocess.run(command, env=finding(), capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         display(Markdown(f"The benchmark failed: {said}"))

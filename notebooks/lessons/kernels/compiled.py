@@ -1,28 +1,31 @@
 """What the compiler made of a version's kernels, counted without a GPU.
 
-Compiling and interpreting never share a process, so the counts are those of `python -m
-flash_versions.inspect`, started here. That takes seconds, and its answer is kept in the user's
-cache folder for as long as the package's sources and Triton stay the same.
+The counts are those of `python -m flash_versions.inspect`. Compiling takes seconds, so its answer
+is kept in the user's cache folder for as long as the package's sources and Triton stay the same.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-import triton
-
 import flash_versions
 from flash_versions.bench.files import write
+from flash_versions.dispatch.extras import triton_missing
 
 PACKAGE = Path(flash_versions.__file__).parent
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")
+Said = tuple[int, str, str]  # of a command: exit code, output, errors
 
 
 def instructions(
@@ -36,8 +39,7 @@ def instructions(
 
     Args:
         version: such as "fa2".
-        arch: such as "sm_80" (A100), "sm_90" (H100, H200), "sm_100" (B200). Several at once take
-            little longer than one.
+        arch: such as "sm_80" (A100), "sm_90" (H100, H200), "sm_100" (B200).
         kernel: which of the launched ones.
         call: the call that is compiled: head_dim, length, heads, causal, dtype, variant,
             precision ... as the options of `python -m flash_versions.inspect`.
@@ -50,12 +52,12 @@ def instructions(
 
     Raises:
         ValueError: there is no such version, kernel, architecture or call.
+        ImportError: Triton's compiler is not installed.
     """
-    arches = (arch,) if isinstance(arch, str) else arch
-    options = options_of(call)
-    documents = inspected([[version, "--arch", name, "--json", *options] for name in arches])
-    found = {name: counts_of(document, kernel) for name, document in zip(arches, documents)}
-    return found[arch] if isinstance(arch, str) else found
+    if not isinstance(arch, str):
+        return {name: instructions(version, name, kernel=kernel, **call) for name in arch}
+    arguments = [version, "--arch", arch, "--json", *options_of(call)]
+    return counts_of(answer(arguments, inspected), kernel)
 
 
 def recompiled(
@@ -77,19 +79,19 @@ def recompiled(
     if len(found) != 1:
         raise ValueError(f"{file} has the line {line.strip()!r} {len(found)} times, not once.")
     indent = found[0][: -len(found[0].lstrip())]
-    call_line = [version, "--arch", "sm_90", "--json", *options_of(call)]
-    kept = cache_folder() / f"{name_of([*call_line, file, line, changed])}.json"
-    if not kept.exists():
+
+    def inspected_with_change(arguments: list[str]) -> Said:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / PACKAGE.name
             shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
             (copy / file).write_text(text.replace(found[0], indent + changed.strip()))
-            [(code, out, errors)] = compiled([call_line], Path(folder))
-        if code:
-            said = (errors.strip().splitlines() or ["no reason given"])[-1]
-            raise ValueError(f"with {changed.strip()!r} it does not compile: {said}")
-        write(kept, out)
-    return counts_of(json.loads(kept.read_text()), kernel)
+            command = [sys.executable, "-P", "-m", "flash_versions.inspect", *arguments]
+            environment = finding(Path(folder))
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    arguments = [version, "--arch", "sm_90", "--json", *options_of(call)]
+    return counts_of(answer(arguments, inspected_with_change, file, line, changed), kernel)
 
 
 def options_of(call: dict[str, Any]) -> list[str]:
@@ -114,54 +116,46 @@ def counts_of(document: dict[str, Any], kernel: str) -> dict[str, Any]:
     return summary | found["counts"] | {name: found[name] for name in ("opcodes", "hot_loops")}
 
 
-def inspected(calls: list[list[str]]) -> list[dict[str, Any]]:
-    """The JSON that the command prints for each call, from the cache if it is there."""
-    kept = [cache_folder() / f"{name_of(arguments)}.json" for arguments in calls]
-    missing = [place for place, path in enumerate(kept) if not path.exists()]
-    if missing:
-        answers = compiled([calls[place] for place in missing])
-        for place, (code, out, errors) in zip(missing, answers):
-            if code:
-                said = (errors.strip().splitlines() or ["no reason given"])[-1]
-                command = "python -m flash_versions.inspect " + " ".join(calls[place])
-                raise ValueError(f"{command}: {said.removeprefix('error: ')}")
-            write(kept[place], out)
-    return [json.loads(path.read_text()) for path in kept]
-
-
-def compiled(calls: list[list[str]], root: Path = PACKAGE.parent) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each call, in a process that does not interpret; `root` has
-    the package.
+def answer(arguments: list[str], inspect: Callable[..., Said], *change: str) -> dict[str, Any]:
+    """The JSON that the command prints with these arguments after a change, from the cache if it is
+    there.
     """
-    done = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).with_name("compile_all.py"))],
-        input=json.dumps(calls),
-        capture_output=True,
-        text=True,
-        env=compiling(root),
-    )
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RuntimeError(f"the compiling process ended: {said}")
-    return json.loads(done.stdout)
+    if sentence := triton_missing():
+        raise ImportError(sentence)
+    key = hashlib.sha256(json.dumps([*arguments, *change, fingerprint()]).encode()).hexdigest()
+    kept = cache_folder() / f"{key[:24]}.json"
+    if not kept.exists():
+        code, out, errors = inspect(arguments)
+        if code:
+            said = (errors.strip().splitlines() or ["no reason given"])[-1]
+            command = "python -m flash_versions.inspect " + " ".join(arguments)
+            raise ValueError(f"{command}: {said.removeprefix('error: ')}")
+        write(kept, out)
+    return json.loads(kept.read_text())
 
 
-def compiling(root: Path = PACKAGE.parent) -> dict[str, str]:
-    """The environment of a process that compiles kernels and finds this package."""
-    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    return os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": paths}
+def inspected(arguments: list[str]) -> Said:
+    """The command, run in this process."""
+    from flash_versions.inspect.command import main
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as errors:
+        try:
+            code = main(arguments)
+        except SystemExit as end:  # an option that does not exist
+            code = int(end.code or 0)
+    return code, out.getvalue(), errors.getvalue()
 
 
-def name_of(arguments: list[str]) -> str:
-    """What the answer to a call is kept under."""
-    text = json.dumps([*arguments, fingerprint()])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+def finding(root: Path = PACKAGE.parent) -> dict[str, str]:
+    """The environment of a process that finds the package that is in this folder."""
+    paths = filter(None, [str(root), os.environ.get("PYTHONPATH")])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @cache
 def fingerprint() -> str:
     """Of Triton's version and all sources of the package."""
-    digest = hashlib.sha256(triton.__version__.encode())
+    digest = hashlib.sha256(version_of("triton").encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

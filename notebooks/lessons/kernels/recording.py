@@ -1,4 +1,4 @@
-"""A kernel that is watched: run in Triton's interpreter, with a note of every block that it folds.
+"""A kernel that is watched: simulated, with a note of every block that it folds.
 
 The kernel is the package's own. While it runs, the functions that it calls on a tile are wrapped;
 they compute what they always compute.
@@ -14,12 +14,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import triton.language as tl
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.simulator import language
+from flash_versions.simulator.rebind import Watcher, rebound
+from flash_versions.simulator.state import here
+from flash_versions.simulator.values import Tile
 
 STATE = ("o", "acc", "row_max", "row_sum")
 
@@ -59,7 +61,7 @@ def record(
     block_kv: int | None = None,
     **options: Any,
 ) -> Recording:
-    """Run a version's portable forward kernel in the interpreter and keep every intermediate.
+    """Simulate a version's portable forward kernel and keep every intermediate.
 
     Args:
         version: such as "fa1".
@@ -74,20 +76,14 @@ def record(
 
     Raises:
         ValueError: there is no such version, or no such call.
-        RuntimeError: this process compiles kernels.
     """
     module = forward_of(version)
-    if not interpreter.enabled():
-        raise RuntimeError(
-            "this process compiles Triton kernels, so nothing can be recorded; import lessons "
-            "before flash_versions and triton, with TRITON_INTERPRET unset or 1."
-        )
     own = set(inspect.signature(module.forward).parameters) - {"request", "config"}
     request = make_request(
         q, k, v, **{name: value for name, value in options.items() if name not in own}
     )
     recording = Recording()
-    with watched(module, recording, request):
+    with unchecked(), watched(module, recording, request):
         recording.o, recording.lse, _ = module.forward(
             request,
             config_of(block_q, block_kv),
@@ -116,12 +112,23 @@ def config_of(block_q: int | None, block_kv: int | None) -> LaunchConfig | None:
 
 
 @contextmanager
+def unchecked() -> Iterator[None]:
+    """Inside, launches run what a GPU would run and check nothing but memory. Else a kernel's first
+    launch also looks at branches that it does not take, and products sum over 16 numbers or more: a
+    reader sees all of a tile that has 4 rows.
+    """
+    with patch.object(language, "MIN_DOT", 1), patch.object(here, "trusts", True):
+        yield
+
+
+@contextmanager
 def watched(module: ModuleType, recording: Recording, request: Request) -> Iterator[None]:
     """Wrap what the kernel of a module calls on a tile, so that `recording` grows as it runs."""
     widths = {"q": request.q.shape[3], "k": request.k.shape[3]}
     widths |= dict.fromkeys(("v", "o", "acc"), request.v.shape[3])
     seen: dict[str, np.ndarray] = {}  # of the block that is being folded
-    fold, parameters = module.fold_block, inspect.signature(module.fold_block.fn).parameters
+    fold = rebound(module.fold_block)
+    parameters = inspect.signature(module.fold_block.fn).parameters
 
     def keep(name: str, value: Any) -> None:
         array = array_of(value)
@@ -141,9 +148,8 @@ def watched(module: ModuleType, recording: Recording, request: Request) -> Itera
         names = [name for name in parameters if name in STATE]
         for name, value in zip(names, result):
             keep(name, value)
-        program, split = (int(array_of(tl.program_id(axis)).item()) for axis in (0, 1))
-        j = int(array_of(given["j"]).item())
-        recording.append(Step(program, split, j, before, dict(seen)))
+        program, split, _ = here.program.ids
+        recording.append(Step(program, split, number(given["j"]), before, dict(seen)))
         return result
 
     def load_rows(*args: Any, **named: Any) -> Any:
@@ -170,20 +176,23 @@ def watched(module: ModuleType, recording: Recording, request: Request) -> Itera
 
     wrappers: list[Callable[..., Any]] = [load_rows, softmax_step, raise_reference, mixed_exp2]
     present = [wrapper for wrapper in wrappers if hasattr(module, wrapper.__name__)]
-    original = {wrapper.__name__: getattr(module, wrapper.__name__) for wrapper in present}
+    original = {x.__name__: rebound(getattr(module, x.__name__)) for x in present}
     with ExitStack() as stack:
         for wrapper in (fold_block, *present):
-            stack.enter_context(patch.object(module, wrapper.__name__, wrapper))
+            name = wrapper.__name__
+            watcher = Watcher(getattr(module, name), wrapper)
+            stack.enter_context(patch.object(module, name, watcher))
         if hasattr(module, "decodes"):  # few queries would go to another kernel
             stack.enter_context(patch.object(module, "decodes", lambda request: False))
         yield
 
 
 def array_of(value: Any) -> np.ndarray:
-    """What an interpreted kernel computes with, as an array of its own; 16 bits become fp32."""
-    if not isinstance(value, tl.tensor):
-        return np.asarray(value)
-    data = value.handle.data
-    if value.dtype.scalar == tl.bfloat16:
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data.astype(np.float32) if data.dtype == np.float16 else data.copy()
+    """What a simulated kernel computes with, as an array of its own; 16 bits become fp32."""
+    array = np.array(value.a if isinstance(value, Tile) else value)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def number(value: Any) -> int:
+    """A whole number of a simulated kernel, known when it is compiled or when it runs."""
+    return int(array_of(value).item())

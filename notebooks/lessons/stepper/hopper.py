@@ -1,5 +1,6 @@
-"""Record a kernel for Hopper: each event of its partitions in the emulator, in their order."""
+"""Record a kernel for Hopper: each event of its partitions in the simulator, in their order."""
 
+import importlib
 import sys
 from collections import deque
 from types import FrameType
@@ -11,9 +12,13 @@ import torch
 
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.emulator import emulator, machine
 from flash_versions.dispatch.request import make_request
+from flash_versions.simulator.gluon import machine
+from flash_versions.simulator.rebind import Watcher, rebound
+from flash_versions.versions.fa3.hopper import panels
+from lessons.kernels.recording import number, unchecked
 from lessons.stepper import source
+from lessons.stepper.moved import Moved
 
 ORDER = machine.Order(seed=0, late_products=0.5, late_loads=0.5)
 CONFIGS = {"fa3": "HopperConfig", "fa4": "RolesConfig"}
@@ -24,19 +29,19 @@ PARTITIONS = ("consume", "produce", "load", "store")
 FUNCTIONS = ("attend", "compute", *PARTITIONS)
 
 
-class Watch:
+class Watch(Moved):
     """The events of a running kernel, and the bytes that it moved."""
 
     def __init__(self, shown: str) -> None:
+        super().__init__()
         self.shown = shown
         self.steps: list[dict[str, Any]] = []
-        self.read = self.written = 0
         self.copied: dict[int, dict[str, Any]] = {}  # by load: what its step said
         self.scored: dict[str, deque[int]] = {}  # by lane: blocks whose P V is to come
         self.products: dict[int, dict[str, Any]] = {}
 
     def event(self, partition: Any, what: str, tile: Any, barrier: Any, cycle: int) -> None:
-        """What the emulator calls; see `machine.note`. A store is shown when it leaves."""
+        """What the simulator calls; see `machine.note`. A store is shown when it leaves."""
         if what == "stored":
             return
         if what == "landed":
@@ -44,7 +49,7 @@ class Watch:
             self.add({**self.copied.pop(id(tile)), "what": "landed", "set": {}})
         elif what == "done":
             product = self.products.pop(id(tile))
-            found = tile.result.data.float().numpy()
+            found = tile.result.a
             values = {"s": mean(found)} if product["of"] == "S" else {"acc": mean(found)}
             line = self.place(partition, what)["line"]
             self.add({**product, "what": "done", "line": line, "set": values})
@@ -58,18 +63,18 @@ class Watch:
         frame = kernel_frame()
         found, function = frame.f_locals, frame.f_code.co_name
         lane = partition.name.partition(", ")[2]
-        name, _, number = lane.partition(" ")
+        name, _, consumer = lane.partition(" ")
         statement = source.at(frame)
         outer = caller(frame, ("compute", *PARTITIONS))
         block = found.get("block")
         if block is None and function == "attend":
-            block = int(found["end"]) - 1
+            block = number(found["end"]) - 1
         return {
             "what": what,
-            "lane": LANES.get(name, f"consumer {number}"),
+            "lane": LANES.get(name, f"consumer {consumer}"),
             "line": source.line_of(statement, self.shown) if statement else None,
             "query": first_query(outer.f_locals),
-            "block": None if block is None else int(block),
+            "block": None if block is None else number(block),
             "set": {},
             "frame": frame,
         }
@@ -94,10 +99,10 @@ class Watch:
                 step["block"] = blocks.popleft()
             self.products[id(tile)] = {**step}
         elif what == "store":
-            self.written += tile.data.numel() * tile.data.element_size()
-            number = int(found["c"]) if "c" in found else int(lane.split()[-1])
-            step |= {"of": "O", "consumer": number}
-            step["set"] = {"o": mean(tile.data.float().reshape(tile.shape[-2:]).numpy())}
+            self.written += tile.data.nbytes
+            consumer = number(found["c"]) if "c" in found else int(lane.split()[-1])
+            step |= {"of": "O", "consumer": consumer}
+            step["set"] = {"o": mean(tile.a.reshape(tile.shape[-2:]))}
         elif what == "softmax":
             step |= {"set": tile}
         elif what == "rescale":
@@ -113,45 +118,36 @@ class Watch:
             step["what"] = "pass"
         self.steps.append({**step, "read": self.read, "written": self.written})
 
-    def softmax(self, original: Any) -> Any:
+    def softmax(self, original: Any) -> Watcher:
         """`fold_scores`, which then also is an event."""
+        compute = rebound(original)
 
         def fold_scores(s: Any, *arguments: Any) -> Any:
-            p, row_max, row_sum, alpha = original(s, *arguments)
-            parts = {"s": mean(s.data.numpy()), "p": mean(p.data.float().numpy())}
-            rows = {"m": row_max.data.numpy(), "l": row_sum.total().data.numpy()}
-            rows = {name: value.reshape(-1, CELL)[:, 0] for name, value in rows.items()}
-            machine.note("softmax", parts | rows)
+            p, row_max, row_sum, alpha = compute(s, *arguments)
+            rows = {"m": row_max.a, "l": row_sum.total().a}
+            rows = {name: value[::CELL] for name, value in rows.items()}
+            machine.note("softmax", {"s": mean(s.a), "p": mean(p.a), **rows})
             return p, row_max, row_sum, alpha
 
-        return fold_scores
+        return Watcher(original, fold_scores)
 
-    def rescale(self, original: Any) -> Any:
+    def rescale(self, original: Any) -> Watcher:
         """`per_row`, which hands out by what acc is multiplied where it is rescaled."""
+        compute = rebound(original)
 
         def per_row(x: Any, acc: Any) -> Any:
             if sys._getframe(1).f_code.co_name in ("rescaled", "corrected"):
-                machine.note("rescale", int((x.data != 1).sum()))
-            return original(x, acc)
+                machine.note("rescale", int((x.a != 1).sum()))
+            return compute(x, acc)
 
-        return per_row
-
-    def store_rows(self, original: Any) -> Any:
-        """Gluon's `store`, which then counts."""
-
-        def store(pointer: Any, value: Any, mask: Any = True) -> None:
-            rows = emulator.tensor_of(mask).broadcast_to(value.data.shape)
-            self.written += int(rows.sum()) * pointer.data.element_size()
-            original(pointer, value, mask)
-
-        return store
+        return Watcher(original, per_row)
 
 
 def first_query(found: dict[str, Any]) -> int | None:
     """The first row of q that a partition is about, from the variables of its work on a tile."""
     if "query" not in found:
         return None
-    shared = int(found["query"]) + WARPGROUP_ROWS * int(found.get("c", 0))
+    shared = number(found["query"]) + WARPGROUP_ROWS * number(found.get("c", 0))
     return shared if "CONSUMER" not in found or "q_stage" in found else None
 
 
@@ -229,22 +225,23 @@ def record(
     Returns:
         steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
     """
-    loaded = emulator.load(f"flash_versions.versions.{version}.hopper.host")
-    module, panels = loaded[f"{version}.hopper.forward"], loaded["fa3.hopper.panels"]
-    of = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])
-    config = of(block_kv=64, q_stages=1)
+    folder = f"flash_versions.versions.{version}.hopper"
+    host, module, configs = (
+        importlib.import_module(f"{folder}.{name}") for name in ("host", "forward", "config")
+    )
+    config = getattr(configs, CONFIGS[version])(block_kv=64, q_stages=1)
     shown = source.text(f"{version}-hopper", causal, q.shape[3])
     watch = Watch(shown)
     request = in_vectors(make_request(q, k, v, causal=causal))
+    per_row = watch.rescale(panels.per_row)
     with (
-        patch.object(loaded["tiles.wgmma"], "available", lambda device: True),
-        patch.object(devices, "assumed", Properties(num_sms=1)),
-        patch.object(machine, "order", ORDER),
-        patch.object(machine, "watcher", watch.event),
+        devices.assume(Properties((9, 0), num_sms=1)),
+        unchecked(),
+        machine.using(order=ORDER, watcher=watch.event),
         patch.object(module, "fold_scores", watch.softmax(module.fold_scores)),
-        patch.object(panels, "per_row", watch.rescale(panels.per_row)),
-        patch.object(module, "per_row", watch.rescale(panels.per_row), create=True),  # FA4's own
-        patch.object(emulator.gl, "store", watch.store_rows(emulator.gl.store)),
+        patch.object(panels, "per_row", per_row),
+        patch.object(module, "per_row", per_row, create=True),  # FA4's own
+        watch.counting(),
     ):
-        o, lse, _ = loaded[f"{version}.hopper.host"].forward(request, config)
+        o, lse, _ = host.forward(request, config)
     return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}

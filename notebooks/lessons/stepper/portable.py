@@ -1,6 +1,4 @@
-"""Record a portable kernel: each statement that moves or computes a tile, as it runs in Triton's
-interpreter.
-"""
+"""Record a portable kernel: each statement that moves or computes a tile, as it is simulated."""
 
 import sys
 from collections.abc import Iterator
@@ -9,13 +7,19 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
-import triton.language as tl
-from triton.runtime import interpreter
 
-from lessons.kernels.recording import array_of, config_of, forward_of, make_request
+from flash_versions.simulator.state import here
+from lessons.kernels.recording import (
+    array_of,
+    config_of,
+    forward_of,
+    make_request,
+    number,
+    unchecked,
+)
 from lessons.stepper import source
+from lessons.stepper.moved import Moved
 
 # The statements that are steps, by function and by what they assign or call: what happens, and
 # which variables it sets, under the name that the page shows.
@@ -52,13 +56,14 @@ STEPS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
 }
 
 
-class Watch:
+class Watch(Moved):
     """The steps of a running kernel, and the bytes that it moved."""
 
     def __init__(self, shown: str, versions: str) -> None:
+        super().__init__()
         self.shown, self.versions = shown, versions
         self.steps: list[dict[str, Any]] = []
-        self.read = self.written = self.tile = 0
+        self.tile = 0
         self.pending: dict[FrameType, source.Statement | None] = {}
         self.last: Any = None  # what s was when it was a step
 
@@ -94,8 +99,8 @@ class Watch:
         elif statement.number:  # what only an option changes
             return
         if what == "load Q":
-            self.tile = int(array_of(found["tile"]).item())
-        program, split = (int(array_of(tl.program_id(axis)).item()) for axis in (0, 1))
+            self.tile = number(found["tile"])
+        program, split, _ = here.program.ids
         self.steps.append(
             {
                 "what": what,
@@ -103,7 +108,7 @@ class Watch:
                 "program": program,
                 "split": split,
                 "tile": self.tile if what != "combine" else program,
-                "block": int(array_of(found["j"]).item()) if "j" in found else None,
+                "block": number(found["j"]) if "j" in found else None,
                 "read": self.read,
                 "written": self.written,
                 "set": {short: array_of(found[x]) for x, short in names.items() if x in found},
@@ -115,21 +120,8 @@ class Watch:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Watch what runs in this context."""
-        memory = interpreter._interpreter
-
-        def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-            self.read += int(np.count_nonzero(mask)) * np.dtype(dtype).itemsize
-            return memory.load(pointers, mask, other, dtype)
-
-        def store(pointers: Any, value: Any, mask: Any) -> Any:
-            self.written += int(np.count_nonzero(mask)) * value.dtype.itemsize
-            return memory.store(pointers, value, mask)
-
-        known = {name: getattr(memory, name) for name in dir(memory) if not name.startswith("__")}
-        watched = type("Memory", (), {**{x: staticmethod(y) for x, y in known.items()}})
-        watched.load, watched.store = staticmethod(load), staticmethod(store)  # type: ignore[attr-defined]
         before = sys.gettrace()
-        with patch.object(interpreter, "_interpreter", watched):
+        with self.counting():
             sys.settrace(self.enter)
             try:
                 yield
@@ -167,7 +159,7 @@ def record(
     shown = source.text(name, causal, q.shape[3])
     watch = Watch(shown, "flash_versions/versions")
     whole = patch.object(module, "decodes", lambda request: False, create=True)
-    with whole, watch.running():
+    with whole, unchecked(), watch.running():
         o, lse, _ = module.forward(request, config_of(block_q, block_kv))
     for step in watch.steps:
         if step["what"] in ("store O", "combine"):

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 from PIL import Image as Picture
 
@@ -20,8 +21,9 @@ from flash_versions.diff.files import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import measurements
-from lessons.kernels import compiled, source
+from lessons.kernels import compiled, needs_triton, source
 from lessons.kernels.compiled import PACKAGE, instructions, recompiled
+from lessons.kernels.recording import unchecked
 from lessons.moved import bytes_moved
 from lessons.pictures import films
 from lessons.practice import answers, exercises, folded
@@ -59,7 +61,8 @@ def test_recording_changes_no_bit(version, causal):
     found = lessons.record(version, q, k, v, causal=causal, **SHAPE)
     assert [name for name, x in before.items() if getattr(module, name) is not x] == []
     config = LaunchConfig(4, 4, num_warps=4, num_stages=1)
-    o, lse, _ = module.forward(make_request(q, k, v, causal=causal), config)
+    with unchecked():
+        o, lse, _ = module.forward(make_request(q, k, v, causal=causal), config)
     assert torch.equal(found.o, o) and torch.equal(found.lse, lse)
 
 
@@ -253,7 +256,7 @@ def test_instructions_are_those_of_the_architecture(tmp_path, monkeypatch):
     assert both["sm_80"]["mma_sync"] > 0 and both["sm_80"]["wgmma"] == 0
     assert both["sm_90"]["mma_sync"] == 0 and both["sm_90"]["wgmma"] > 0
     assert both["sm_80"]["registers"] <= 255 and both["sm_80"]["opcodes"]["HMMA"] > 0
-    monkeypatch.setattr(compiled, "compiled", None)
+    monkeypatch.setattr(compiled, "inspected", None)
     assert lessons.instructions("fa1", "sm_90", head_dim=64, causal=True) == both["sm_90"]
     with pytest.raises(ValueError, match="forward_kernel, not 'other'"):
         lessons.instructions("fa1", "sm_90", kernel="other", head_dim=64, causal=True)
@@ -263,12 +266,23 @@ def test_calls_become_options(tmp_path, monkeypatch):
     """And what the command refuses is a sentence here."""
     asked = []
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(compiled, "compiled", lambda calls: asked.append(calls) or [(2, "", "no.")])
+    monkeypatch.setattr(compiled, "inspected", lambda call: asked.append(call) or (2, "", "no."))
     with pytest.raises(ValueError, match="no."):
         lessons.instructions("fa2", causal=True, softcap=None, window=(64, 0), kv_heads=2)
     end = ["--causal", "--window", "64", "0", "--kv-heads", "2"]
-    assert asked == [[["fa2", "--arch", "sm_90", "--json", *end]]]
+    assert asked == [["fa2", "--arch", "sm_90", "--json", *end]]
     assert not list(tmp_path.iterdir())
+
+
+def test_cells_that_compile_say_that_they_need_triton(monkeypatch, capsys):
+    shell = InteractiveShell.instance()
+    monkeypatch.setattr(needs_triton, "get_ipython", lambda: shell)
+    needs_triton.register()
+    cell = "%%needs_triton\nprint('compiled')"
+    shell.run_cell(cell).raise_error()
+    monkeypatch.setattr(needs_triton, "triton_missing", lambda: "this needs Triton's compiler.")
+    shell.run_cell(cell).raise_error()
+    assert capsys.readouterr().out == "compiled\nThis needs Triton's compiler.\n"
 
 
 def test_without_a_gpu_nothing_is_timed(displayed, monkeypatch):
@@ -287,7 +301,6 @@ def test_own_gpu_stands_beside_the_h200(displayed, monkeypatch, tmp_path):
 
     def bench(command, **options):
         assert command[1:5] == ["-m", "flash_versions.bench", "--suite", "quick"]
-        assert options["env"]["TRITON_INTERPRET"] == "0"
         document = {"machine": {"gpu": "a GPU"}, "rows": rows}
         with open(command[-1], "w") as file:
             json.dump(document, file)

@@ -8,19 +8,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from flash_versions.bench.results import ROOT
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.plot.figures import digest
+from flash_versions.simulator.rebind import Watcher, rebound
+from flash_versions.simulator.state import here
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 
+from lessons.kernels.recording import array_of, number, unchecked  # noqa: E402
 from lessons.pictures import __main__ as committed  # noqa: E402
 from lessons.pictures.memory import animation, traffic  # noqa: E402
 from lessons.pictures.pipeline import attend, gantt  # noqa: E402
@@ -43,7 +44,6 @@ from lessons.stepper import __main__ as stepper  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-interpreted = pytest.mark.skipif(not interpreter.enabled(), reason="looks into kernels")
 SHAPES = [
     Shape(64, 64, 16, 16, False),
     Shape(64, 64, 16, 16, True),
@@ -61,32 +61,31 @@ SIMPLE = Durations(load=100, product=10, answer=1, scores=5, exponentials=8, cor
 def watch(monkeypatch, version, shape, heads=1, num_splits=None):
     """Run a version's kernel: (visits, rows of keys and queries that were loaded, splits)."""
     module = importlib.import_module(f"flash_versions.versions.{version}.forward")
-    fold, load = module.fold_block, module.load_rows
+    fold, load = rebound(module.fold_block), rebound(module.load_rows)
     seen, rows = [], []
 
     def fold_block(j, *rest, **named):
-        program, split = (int(module.tl.program_id(axis)) for axis in (0, 1))
+        program, split, _ = here.program.ids
         masked = named.get("MASKED", True)  # FA1 masks every block
-        seen.append((program, split, int(j), bool(getattr(masked, "value", masked))))
+        seen.append((program, split, number(j), bool(masked)))
         return fold(j, *rest, **named)
 
     def load_rows(view, of, index, *rest, **named):
         tile = load(view, of, index, *rest, **named)
-        positions = np.asarray(index.handle.data if hasattr(index, "handle") else index)
-        first = int(positions.reshape(-1)[0])
-        rows.append(max(0, min(tile.shape[0].value, int(of.length) - first)))
+        first = int(array_of(index).reshape(-1)[0])
+        rows.append(max(0, min(tile.shape[0], number(of.length) - first)))
         return tile
 
-    monkeypatch.setattr(module, "fold_block", fold_block)
-    monkeypatch.setattr(module, "load_rows", load_rows)
+    monkeypatch.setattr(module, "fold_block", Watcher(module.fold_block, fold_block))
+    monkeypatch.setattr(module, "load_rows", Watcher(module.load_rows, load_rows))
     q = torch.randn(1, shape.q_length, heads, 16)
     k = torch.randn(1, shape.kv_length, heads, 16)
     request = make_request(q, k, k, causal=shape.causal, num_splits=num_splits)
-    module.forward(request, LaunchConfig(shape.block_q, shape.block_kv, 4, 1))
+    with unchecked():
+        module.forward(request, LaunchConfig(shape.block_q, shape.block_kv, 4, 1))
     return seen, sum(rows)
 
 
-@interpreted
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("version", ["fa1", "fa2", "fa3", "fa4"])
 def test_visits_and_loads_are_those_of_the_kernel(version, shape, monkeypatch):
@@ -99,7 +98,6 @@ def test_visits_and_loads_are_those_of_the_kernel(version, shape, monkeypatch):
         assert counted.read == rows * 16 * traffic.ITEM
 
 
-@interpreted
 def test_shares_of_splits_are_those_of_the_kernel(monkeypatch):
     seen, _ = watch(monkeypatch, "fa2", Shape(16, 160, 16, 16, False), num_splits=4)
     found = [[j for _, split, j, _ in seen if split == s] for s in range(4)]

@@ -25,7 +25,6 @@ SMALLER = {
 def walk(folder, words):
     """Run a command of the page without a GPU."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("TRITON_INTERPRET", None)
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )

@@ -15,9 +15,9 @@ from tests.helpers import ROOT
 def test_table_names_every_version(capsys):
     assert __main__.main() == 0
     out = capsys.readouterr().out
-    for name in (*VERSIONS, "torch", "triton", "GPU", "interpreter", "Next"):
+    for name in (*VERSIONS, "torch", "triton", "GPU", "Next"):
         assert name in out
-    assert re.search(r"fa2 .*(interpreted|natively)", out)
+    assert re.search(r"fa2 .*(simulated|natively)", out)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import threading
 import pytest
 import torch
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from lessons.stepper import __main__ as command
@@ -18,10 +17,7 @@ from tests.documents.site.test_docs import CUT_OFF, browser  # noqa: F401
 from tests.helpers import ROOT
 
 PAGE = ROOT / "docs" / "extra" / "stepper" / "index.html"
-pytestmark = [
-    pytest.mark.skipif(not interpreter.enabled(), reason="recordings are of interpreted kernels"),
-    pytest.mark.xdist_group("stepper"),
-]
+pytestmark = pytest.mark.xdist_group("stepper")
 
 
 @functools.cache

@@ -23,5 +23,5 @@ def check_repair(function: Callable[..., Any]) -> None:
     assert text != broken, "the text is the same as before: nothing was replaced."
     for order, complaint in planted.outcomes(text).items():
         first = complaint.partition("\n")[0]
-        assert not complaint, f"in the order {order!r} the emulator says: {first}"
+        assert not complaint, f"in the order {order!r} the simulator says: {first}"
     assert planted.outcomes(broken)["late products"], "the bug has to be there before"
