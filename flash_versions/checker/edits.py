@@ -1,25 +1,24 @@
 """Small changes of kernels, the way people err, and what is said of them.
 
-A change of a learner's kernel after which it is right is its repair; a change of the solution after
+A change of a learner's file after which it is right is its repair; a change of the solution after
 which it gives the learner's numbers is the mistake.
 """
 
 import ast
 import difflib
-import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import process_time
 from typing import NamedTuple
 
 LONGEST = 110  # characters of a piece of text that is quoted
-SWAPPED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-TWINS = {"exp": "exp2", "exp2": "exp", "log": "log2", "log2": "log"}
-OTHERS = ("other=0.0", "other=float('-inf')", "other=1.0")
 BASE = r"exp2?|log2?|LOG2_?E|1\.44\d*|0\.69\d*"
 # What is wrong, by the tokens that a repair adds (+) and takes away (-), in this order.
 REASONS = {
-    r".*[+-]T|.*[+-](trans|permute)": "the tile has to be transposed there",
+    r".*[+-](T|trans|permute) .*": "the tile has to be transposed there",
     rf".*[+-]({BASE}) .*[+-]({BASE}) .*": (
         "powers of 2 and of e are mixed: 2^x is e^(x ln 2), so one of them needs the factor log2(e)"
     ),
@@ -60,9 +59,8 @@ class Edit(NamedTuple):
 
     def said(self, explains: bool = True) -> str:
         """The change in words, with the reason."""
-        old, new, why = short(self.old), short(self.new), ""
-        if explains and not self.to:
-            why = reason(self.old, self.new, self.around or self.old)
+        old, new = short(self.old), short(self.new)
+        why = reason(self.old, self.new, self.around) if explains and not self.to else ""
         if self.to:
             said = f"line {self.line}, `{old}`, belongs behind line {self.to}, `{self.beside}`"
         elif not self.old:
@@ -80,7 +78,7 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
-def reason(old: str, new: str, around: str = "") -> str:
+def reason(old: str, new: str, around: str) -> str:
     """What is wrong with a text in the place of another one, in a line of a file, or nothing."""
     if not old or not new:
         text = (old or new) if re.search(r"scale|alpha", old or new) else ""
@@ -89,44 +87,67 @@ def reason(old: str, new: str, around: str = "") -> str:
     if others[0] != others[1]:
         return "`other` is what counts where the mask is false, so it has to be harmless"
     before, behind = (Counter(re.findall(r"\w[\w.]*|//|[<>=]=|\S", x)) for x in (old, new))
-    added, gone = (behind - before), (before - behind)
     changed = "".join(
         f"{sign}{x.rpartition('.')[2] if x[0].isalpha() else x} "
-        for sign, found in (("+", added), ("-", gone))
+        for sign, found in (("+", behind - before), ("-", before - behind))
         for x in found
         if x not in "(),[]:"
     )
     compares = re.search("[<>]", around) is not None
     if re.fullmatch(r"([+-]([<>]=?|1|\+|-) )+", changed) and compares:
         return "it is off by one: one element too many or too few counts"
-    if re.fullmatch(r"([+-][01] )+", changed) or old.replace(
-        "[:, None]", "[None, :]"
-    ) == new.replace("[:, None]", "[None, :]"):
+    turned = [x.replace("[:, None]", "[None, :]") for x in (old, new)]
+    if re.fullmatch(r"([+-][01] )+", changed) or turned[0] == turned[1]:
         return "it goes along the wrong axis, so that rows and columns are mixed up"
     if not changed and " - " in old:
-        exponent = (
-            ", which rescales what was summed before the wrong way" if "exp" in around else ""
-        )
-        return f"the operands of - are in the wrong order, so the sign is wrong{exponent}"
+        further = ", and what was summed before is rescaled the wrong way" * ("exp" in around)
+        return f"the operands of - are in the wrong order, so the sign is wrong{further}"
     if found := next((x for regex, x in REASONS.items() if re.match(regex, changed)), ""):
         return found
     return "the mask hides other elements than it should" if compares and changed else ""
 
 
+def first_right(
+    edits: Iterable[list[Edit]], is_right: Callable[[Path], bool], end: float
+) -> list[Edit] | None:
+    """The first changes after which a file is right, or None, also if there is no more time.
+
+    Args:
+        is_right: of a file.
+        end: the `process_time` when the search ends.
+    """
+    with TemporaryDirectory() as folder:
+        for number, found in enumerate(edits):
+            if process_time() > end:
+                return None
+            file = Path(folder, f"edit_{number}.py")
+            file.write_text(found[0].text)
+            if is_right(file):
+                return found
+    return None
+
+
 # --------------------------------------------------------------- the solution's lines for others
-def plain(text: str) -> tuple[list[str], dict[int, int]]:
+def plain(text: str) -> tuple[list[str], list[int]]:
     """A file's lines without comments and docstrings, and of each its line in the file."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.Module) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
     made = ast.unparse(ast.fix_missing_locations(tree))
-    places = {}
-    for old, new in zip(ast.walk(tree), ast.walk(ast.parse(made))):
-        if isinstance(old, ast.stmt) and isinstance(new, ast.stmt):
-            places[new.lineno] = old.lineno
+    pairs = zip(ast.walk(tree), ast.walk(ast.parse(made)))
+    places = {y.lineno: x.lineno for x, y in pairs if isinstance(x, ast.stmt)}  # type: ignore[attr-defined]
     lines, known = made.splitlines(), 1
-    return lines, {i: (known := places.get(i, known)) for i in range(1, len(lines) + 1)}
+    return lines, [known := places.get(i, known) for i in range(1, len(lines) + 1)]
+
+
+def edit(own: list[str], places: list[int], at: tuple[int, int], new: list[str], text: str) -> Edit:
+    """The change of some lines; text is the file that has it, maybe with others."""
+    i, j = at
+    beside = own[max(i - 1, 0)] if i == j else own[min(j, len(own) - 1)]
+    line = places[max(i - 1, 0) if i == j else i]
+    around = own[i] if i < j else new[0]
+    return Edit(line, *pieces(own[i:j], new), text, beside.strip(), around=around)
 
 
 def from_solution(text: str, solution: str) -> Iterator[list[Edit]]:
@@ -135,36 +156,28 @@ def from_solution(text: str, solution: str) -> Iterator[list[Edit]]:
     """
     (own, places), (right, _) = plain(text), plain(solution)
     matcher = difflib.SequenceMatcher(None, own, right, autojunk=False)
-    hunks = [x[1:] for x in matcher.get_opcodes() if x[0] != "equal"]
+    hunks = [((i, j), right[k:m]) for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
     parts = [
-        (i + n, i + n + 1, k + n, k + n + 1)
-        for i, j, k, m in hunks
-        for n in range(j - i if j - i == m - k > 1 else 0)
+        ((i + n, i + n + 1), [line])
+        for (i, j), new in hunks
+        for n, line in enumerate(new if j - i == len(new) > 1 else ())
     ]
 
-    def edit(*chosen: tuple[int, int, int, int]) -> list[Edit]:
-        lines, found = list(own), []
-        for i, j, k, m in sorted(chosen, reverse=True):
-            lines[i:j] = right[k:m]
-        for i, j, k, m in chosen:
-            beside = own[max(i - 1, 0)] if i == j else own[min(j, len(own) - 1)]
-            line = places[max(i, 1) if i == j else i + 1]
-            old_new = pieces(own[i:j], right[k:m])
-            text = "\n".join(lines) + "\n"
-            around = own[i] if i < j else right[k]
-            found.append(Edit(line, *old_new, text, beside.strip(), around=around))
-        return found
+    def edits(*chosen: tuple[tuple[int, int], list[str]]) -> list[Edit]:
+        lines = list(own)
+        for (i, j), new in sorted(chosen, reverse=True):
+            lines[i:j] = new
+        return [edit(own, places, at, new, "\n".join(lines) + "\n") for at, new in chosen]
 
-    for gone in hunks:
-        for come in hunks:
-            if gone[2] == gone[3] and come[0] == come[1] and come[0]:
-                if own[gone[0] : gone[1]] == right[come[2] : come[3]]:
-                    first, behind = edit(gone, come)
-                    yield [first._replace(to=behind.line, beside=behind.beside)]
+    for (i, j), new in hunks:
+        for (k, m), other in hunks:
+            if not new and k == m > 0 and other == own[i:j]:
+                first, behind = edits(((i, j), new), ((k, m), other))
+                yield [first._replace(to=behind.line, beside=behind.beside)]
     for one in (*parts, *hunks):
-        yield edit(one)
+        yield edits(one)
     if 1 < len(hunks) <= 4:
-        yield edit(*hunks)
+        yield edits(*hunks)
 
 
 def pieces(old: list[str], new: list[str]) -> tuple[str, str]:
@@ -176,12 +189,13 @@ def pieces(old: list[str], new: list[str]) -> tuple[str, str]:
         [x], [y] = (ast.parse(f"{c.strip()}{' pass' * c.endswith(':')}").body for c in (a, b))
     except SyntaxError:  # of a block's first line
         return a, b
-    x, y = narrowed(x, y)  # type: ignore[assignment]
-    return ast.unparse(x).removesuffix("\n    pass"), ast.unparse(y).removesuffix("\n    pass")
+    first, second = (ast.unparse(z).removesuffix("\n    pass") for z in narrowed(x, y))
+    return first, second
 
 
 def narrowed(a: ast.AST, b: ast.AST) -> tuple[ast.AST, ast.AST]:
     """The smallest parts of two statements that differ, with what is directly around."""
+    leaf = ast.Name | ast.Constant | ast.Tuple | ast.Attribute | ast.Slice
     while type(a) is type(b):
         pairs = list(zip(ast.iter_child_nodes(a), ast.iter_child_nodes(b)))
         differ = [(x, y) for x, y in pairs if ast.dump(x) != ast.dump(y)]
@@ -190,7 +204,6 @@ def narrowed(a: ast.AST, b: ast.AST) -> tuple[ast.AST, ast.AST]:
         [(x, y)] = differ
         if isinstance(x, ast.keyword):
             return x, y
-        leaf = ast.Name | ast.Constant | ast.Tuple | ast.Attribute | ast.Slice
         if not isinstance(x, ast.expr) or isinstance(x, leaf) or isinstance(y, leaf):
             break
         a, b = x, y
@@ -198,167 +211,67 @@ def narrowed(a: ast.AST, b: ast.AST) -> tuple[ast.AST, ast.AST]:
 
 
 # ------------------------------------------------------------------------- changes by themselves
-def by_itself(text: str) -> Iterator[Edit]:
-    """A file with one part of a kernel changed, the way people err or undo it; what is most likely
-    comes first.
-    """
-    lines, places = plain(text)
-    begins = list(itertools.accumulate((len(x) + 1 for x in lines), initial=0))
-    own, found = "\n".join(lines) + "\n", list[tuple[int, Edit]]()
-    for function in ast.walk(ast.parse(own)):
-        if not isinstance(function, ast.FunctionDef) or "jit" not in "".join(
-            map(ast.unparse, function.decorator_list)
-        ):
-            continue
-        known = Known(function)
-        for node in ast.walk(function):
-            if isinstance(node, ast.expr):
-                i, j = node.lineno, node.end_lineno or 0
-                a, b = begins[i - 1] + node.col_offset, begins[j - 1] + (node.end_col_offset or 0)
-                for rank, new in known.changes(node):
-                    made = f"{own[:a]}({new}){own[b:]}"
-                    old, around = ast.unparse(node), lines[i - 1]
-                    found.append((rank, Edit(places[i], old, new, made, around=around)))
-            if isinstance(node, ast.For | ast.While | ast.If):
-                found += of_lines(node, lines, places, known)
-    for name, twin in TWINS.items():
-        if made := re.sub(rf"\.{name}\(", f".{twin}(", own):
-            line = next((i for i, x in enumerate(lines, 1) if f".{name}(" in x), 0)
-            if line:
-                found.append((0, Edit(places[line], f"{name}", f"{twin}", made)))
-    yield from (x for _, x in sorted(found, key=lambda x: x[0]))
+def rules(kernel: str) -> Iterator[tuple[str, str]]:
+    """What is changed in a line of a kernel, and into what; what is most likely comes first."""
+    scales = sorted(set(re.findall(r"\b\w*scale\w*\b", kernel)))
+    call = r"\((?:[^()]|\([^()]*\))*\)"  # with calls in its arguments
+    yield from ((r"<=", "<"), (r"<(?!=)", "<="), (r">=", ">"), (r">(?!=)", ">="))
+    yield r" [+-] 1\b", ""
+    for other in ("other=0.0", "other=float('-inf')", "other=1.0"):
+        yield r"other=[^,()]+(\([^)]*\))?", other
+        yield rf"(load\((?:[^()=]|{call})*mask=(?:[^(),=]|{call}| )*)\)", rf"\1, {other})"
+    for factor in dict.fromkeys(re.findall(r"(\w+) = \w+\.(?:math\.)?exp2?\(", kernel)):
+        for by in (factor, f"{factor}[:, None]"):
+            yield r"= (\w.*?) \+ (?=\w+\.(?:sum|dot)\()", rf"= (\1) * {by} + "
+            yield r"(\w+) \+= ", rf"\1 = \1 * {by} + "
+            yield r", (acc\w*)(?=[,)])", rf", \1 * {by}"
+    for name, twin in (("exp", "exp2"), ("log", "log2")):
+        yield from ((rf"\b{twin}\(", f"{name}("), (rf"\b{name}\(", f"{twin}("))
+    yield from ((r" \* \(?\w*scale\w*\)?", ""), (r"\w*scale\w* \* ", ""))
+    yield from ((rf" \* (alpha\w*|\w+\.exp2?{call})(\[:, None\])?", ""), (r"alpha \* ", ""))
+    yield from ((r" [*/] (1\.44\d*|0\.69\d*|LOG2_?E)", ""), (r"\.T\b", ""))
+    yield from ((r"\[:, None\]", "[None, :]"), (r"\[None, :\]", "[:, None]"))
+    yield from ((r"dot\((\w+)\b", r"dot(\1.T"), (r"dot\(([\w.]+), (\w+)\b", r"dot(\1, \2.T"))
+    yield from ((r"(sum|max)\((.*), 1\)", r"\1(\2, 0)"), (r"(sum|max)\((.*), 0\)", r"\1(\2, 1)"))
+    for scale in scales:
+        yield from ((rf"(dot{call})", rf"\1 * {scale}"), (rf"\b({scale})\b", r"(\1 * 1.44269504)"))
+        yield rf"\b({scale})\b", r"(\1 * \1)"
+    for mask in sorted(set(re.findall(r"\w+ < \w+", kernel))):
+        yield rf"(\w+\.dot{call})", rf"tl.where(({mask})[None, :], \1, float('-inf'))"
+    yield from ((r"(head\w*) // (\w+)", r"\1 % \2"), (r"(head\w*) % \w+", r"\1 // group"))
+    yield from ((r"\w+\.where\(.*?, (\w+), .*\)", r"\1"), (r"\w+\.maximum\(\w+, (.*)\)", r"\1"))
+    yield from ((r"\.max\(", ".min("), (r"\.min\(", ".max("), (r"(\w+) // (\w+) \* \2", r"\1"))
+    yield r"range\((.+), (\w+), (\w+)\)", r"range(\1, \2 // \3 * \3, \3)"
+    operand = rf"\w[\w.]*(?:{call})?(?:\[[^]]*\])?"
+    yield rf"({operand}) - ({operand})", r"\2 - \1"
+    for one, other in re.findall(r"\b([a-z]+)(?=_(row|head)\b)", kernel):
+        yield from ((rf"\b{x}_{other}\b", f"{one}_{other}") for x in "qkvo" if x != one)
 
 
-def of_lines(
-    block: ast.For | ast.While | ast.If, lines: list[str], places: dict[int, int], known: "Known"
-) -> Iterator[tuple[int, Edit]]:
-    """Lines of a block that move behind the next one, or are left out; what a loop has to carry."""
-    body = [x for x in block.body if x.lineno == x.end_lineno]
-    for one, other in zip(body, block.body[1:]):
-        i, j, k = one.lineno, other.lineno, other.end_lineno or 0
-        made = [*lines[: i - 1], *lines[j - 1 : k], lines[i - 1], *lines[k:]]
-        beside = lines[j - 1].strip()
-        text = "\n".join(made) + "\n"
-        yield 2, Edit(places[i], ast.unparse(one), "", text, beside, to=places[j])
-    for one in body if len(block.body) > 1 else ():
-        i = one.lineno
-        text = "\n".join([*lines[: i - 1], *lines[i:]]) + "\n"
-        yield 3, Edit(places[i], ast.unparse(one), "", text, lines[i % len(lines)].strip())
-    stored = {
-        x.id for x in ast.walk(block) if isinstance(x, ast.Name) and x.ctx.__class__ is ast.Store
-    }
-    last = block.body[-1]
-    indent = " " * last.col_offset
-    for name in stored if isinstance(block, ast.For | ast.While) else ():
-        old = name.partition("_")[2]
-        if name.startswith("new_") and old not in stored:
-            end = last.end_lineno or 0
-            text = "\n".join([*lines[:end], f"{indent}{old} = {name}", *lines[end:]]) + "\n"
-            beside = lines[end - 1].strip()
-            yield 1, Edit(places[last.lineno], "", f"{old} = {name}", text, beside)
+def by_itself(text: str) -> Iterator[list[Edit]]:
+    """A file with one line of a kernel changed, the way people err or undo it."""
+    own, places = plain(text)
 
+    def changed(at: tuple[int, int], new: list[str]) -> list[Edit]:
+        made = [*own[: at[0]], *new, *own[at[1] :]]
+        return [edit(own, places, at, new, "\n".join(made) + "\n")]
 
-class Known:
-    """What a kernel has that may be missing elsewhere in it.
-
-    Attributes:
-        factors: exponentials, by which a sum may be rescaled; scales; masks.
-        siblings: name of a parameter -> those whose names are like it.
-    """
-
-    def __init__(self, function: ast.FunctionDef) -> None:
-        nodes, names = list(ast.walk(function)), [x.arg for x in function.args.args]
-        self.factors = [
-            ast.unparse(x.targets[0])
-            for x in nodes
-            if isinstance(x, ast.Assign)
-            and re.match(r"\w+\.(math\.)?exp2?\(", ast.unparse(x.value))
-        ]
-        self.scales = [x for x in names if "scale" in x]
-        self.masks = sorted({ast.unparse(x) for x in nodes if isinstance(x, ast.Compare)})
-        self.siblings = {
-            x: [y for y in names if y != x and y.partition("_")[2] == x.partition("_")[2]]
-            for x in names
-            if "_" in x
-        }
-
-    def changes(self, node: ast.expr) -> Iterator[tuple[int, str]]:
-        """What could be in the place of an expression, and how unlikely that is."""
-        text = ast.unparse(node)
-        match node:
-            case ast.Compare(left, [op], [right]) if type(op) in SWAPPED:
-                yield 0, ast.unparse(ast.Compare(left, [SWAPPED[type(op)]()], [right]))
-            case ast.BinOp(left, operator, right):
-                yield from self.of_operation(text, ast.unparse(left), operator, ast.unparse(right))
-            case ast.Call(func, [first, *others]):
-                yield from self.of_call(text, ast.unparse(func), first, others, node.keywords)
-            case ast.Subscript(value, ast.Tuple([_, _])) if "None" in text:
-                other = "[None, :]" if text.endswith("[:, None]") else "[:, None]"
-                yield 1, f"{ast.unparse(value)}{other}"
-            case ast.Name(name):
-                yield from ((3, x) for x in self.siblings.get(name, ()))
-
-    def of_operation(
-        self, text: str, left: str, operator: ast.operator, right: str
-    ) -> Iterator[tuple[int, str]]:
-        """See `changes`."""
-        match operator:
-            case ast.Mult():
-                for factor, rest in ((right, left), (left, right)):
-                    if re.search(r"scale|alpha|exp|LOG2|1\.44|0\.69", factor):
-                        yield 1, rest
-                    if "scale" in factor:
-                        yield 2, f"{text} * {factor}"
-                        yield 1, f"{text} * 1.4426950408889634"
-                if found := re.fullmatch(r"(.*) // (\w+)", left):
-                    yield 2, found[1]
-            case ast.Add() | ast.Sub() if right == "1":
-                yield 0, left
-            case ast.Add() if re.search(r"sum\(|dot\(", right):
-                for factor in self.factors:
-                    yield 0, f"({left}) * {factor} + {right}"
-                    yield 0, f"({left}) * {factor}[:, None] + {right}"
-                yield 2, right
-            case ast.FloorDiv() if "head" in text:
-                yield 2, f"{left} % {right}"
-            case ast.Mod() if "head" in text:
-                yield 1, f"{left} // {right}"
-                yield 1, f"{left} // group"
-            case ast.Sub():
-                yield 2, f"{right} - ({left})"
-
-    def of_call(
-        self,
-        text: str,
-        name: str,
-        first: ast.expr,
-        others: list[ast.expr],
-        keywords: list[ast.keyword],
-    ) -> Iterator[tuple[int, str]]:
-        """See `changes`."""
-        short, given = name.rpartition(".")[2], [ast.unparse(x) for x in (first, *others)]
-        if short in TWINS:
-            yield 0, f"{name.rpartition('.')[0]}.{TWINS[short]}({text.partition('(')[2]}"
-        elif short == "load" and "mask" in text:
-            kept = [*given, *(ast.unparse(x) for x in keywords if x.arg != "other")]
-            yield from ((0, f"{name}({', '.join((*kept, x))})") for x in OTHERS)
-        elif short in ("sum", "max", "min"):
-            if text[-2] in "01":
-                yield 1, f"{text[:-2]}{1 - int(text[-2])})"
-            yield 2, text.replace(f".{short}(", ".min(" if short == "max" else ".max(", 1)
-        elif short == "dot":
-            for i, x in enumerate(given[:2]):
-                other = x.removesuffix(".T") if x.endswith(".T") else f"({x}).T"
-                yield (
-                    1,
-                    text.replace(x, other, 1)
-                    if i == 0
-                    else text.replace(f", {x}", f", {other}", 1),
-                )
-            yield from ((1, f"{text} * {x}") for x in self.scales)
-            for mask in self.masks:
-                yield 1, f"{name[:2]}.where(({mask})[None, :], {text}, float('-inf'))"
-        elif short in ("where", "maximum") and len(given) > 1:
-            yield 2, given[1]
-        elif short == "range" and len(given) == 3:
-            yield 2, f"range({given[0]}, {given[1]} // {given[2]} * {given[2]}, {given[2]})"
+    spans = [
+        range(x.lineno, x.end_lineno or 0)
+        for x in ast.parse("\n".join(own)).body
+        if isinstance(x, ast.FunctionDef) and "jit" in "".join(map(ast.unparse, x.decorator_list))
+    ]
+    inside = [i for span in spans for i in span]
+    for old, new in rules("\n".join(own[i] for i in inside)):
+        for i in inside:
+            for match in re.finditer(old, own[i]):
+                a, b = match.span()
+                yield changed((i, i + 1), [f"{own[i][:a]}{match.expand(new)}{own[i][b:]}"])
+    for i in inside[:-1]:
+        indents = [len(x) - len(x.lstrip()) for x in own[i : i + 2]]
+        if indents[0] == indents[1] and " = " in own[i]:
+            [one] = changed((i, i + 2), [own[i + 1], own[i]])
+            yield [one._replace(old=own[i], to=places[i + 1], beside=own[i + 1].strip())]
+        if (found := re.match(r"(\s+)new_(\w+) = ", own[i])) and f"{found[2]} = new" not in text:
+            last = next(j for j in range(i, len(own)) if not own[j].startswith(found[1]))
+            yield changed((last, last), [f"{found[1]}{found[2]} = new_{found[2]}"])

@@ -16,7 +16,7 @@ import torch
 from flash_versions.bench.files import write
 from flash_versions.dispatch.extras import triton_missing
 from flash_versions.mine import start, times
-from flash_versions.mine.check import Outcome, check
+from flash_versions.mine.check import Outcome, check, last_word
 from flash_versions.mine.summary import common_property
 from flash_versions.versions.from_file import load_version
 
@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     new = add("new", run_new, "write mine.py, attention in one kernel")
     new.add_argument("folder", nargs="?", type=Path, default=Path(), help="where (here)")
-    add("check", run_check, "is it right? On a GPU, or simulated without one")
+    add("check", run_check, "is it right? Simulated, and on a GPU if there is one")
     one = add("inspect", run_inspect, "rank it by what the compiler makes of it; needs no GPU")
     one.add_argument("--arch", nargs="+", default=RANKED, help="(80, 90 and 100)")
     one.add_argument("--head-dim", type=int, default=128, choices=(64, 128, 256))
@@ -69,7 +69,8 @@ def run_new(options: argparse.Namespace) -> int:
 def run_check(options: argparse.Namespace) -> int:
     """Try all cases; 1 if a result is wrong."""
     outcomes: list[Outcome] = []
-    for outcome in check(load_version(options.file)):
+    version = load_version(options.file)
+    for outcome in check(version):
         outcomes.append(outcome)
         if outcome.refused:
             continue
@@ -88,6 +89,9 @@ def run_check(options: argparse.Namespace) -> int:
     )
     if shared := common_property(wrong, [x for x in tried if not x.faults]):
         sys.stdout.write(f"{shared}\n")
+    if not wrong and (said := last_word(version)):
+        sys.stdout.write(f"{said}\n")
+        return 1
     return int(bool(wrong) or not tried)
 
 

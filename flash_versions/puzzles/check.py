@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 from flash_versions.checker.compiler import refusal
-from flash_versions.checker.observe import Fault, called, origin_of, sentence_of
-from flash_versions.puzzles.diagnosis import diagnosed, pattern
+from flash_versions.checker.observe import Fault, called, sentence_of
+from flash_versions.puzzles.diagnosis import Wrong, diagnosed, pattern
 from flash_versions.puzzles.puzzle import Puzzle, find_puzzle
 from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.gluon.machine import ORDERS, using
+from flash_versions.simulator.origins import origin_of
 
 # Of the largest number of a result, in steps of the inputs' type, beside the error of `spec`.
 STEPS = 4
@@ -62,6 +63,8 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
                 case.check(function)
             except Fault as fault:
                 others = [x for x in cases.values() if x is not case]
+                if isinstance(fault, Wrong):
+                    fault.args = (case.explained(fault),)
                 raise Fault(f"{which}: {diagnosed(fault, case, others)}") from None
         # Of each type of the inputs one case: lengths are known at run time only.
         for case in {str(list(map(kind_of, x.inputs))): x for x in cases.values()}.values():
@@ -162,7 +165,7 @@ class Case:
         """Refuse wrong results, and more loads and stores than are needed."""
         wrong = [self.wrong(i, found) for i, found in enumerate(results)]
         for name, found, is_wrong in zip(self.names, results, wrong):
-            missing = watch.never_written(found)
+            missing = watch.never("written", found)
             if is_wrong is not None and missing.any():
                 raise Fault(f"{name}{missing.nonzero()[0].tolist()} is never stored")
         for i, (found, is_wrong) in enumerate(zip(results, wrong)):
@@ -183,6 +186,22 @@ class Case:
                 times = seen.stores / found.numel()
                 raise Fault(f"{name} is stored {times:.3g} times; store each element once")
 
+    def explained(self, fault: Wrong) -> str:
+        """A wrong result in a sentence, with what its number comes from if that is none."""
+        i, wrong, at = fault.i, fault.wrong, tuple(fault.wrong.nonzero()[0].tolist())
+        value, right = fault.found[at].item(), self.truth[i][at].item()
+        said = (
+            f"{self.names[i]}{list(at)} is {value:.5g}; it should be {right:.5g} "
+            f"({int(wrong.sum())} of {wrong.numel()} are wrong"
+            f"{pattern(fault.found, self.truth[i])})"
+        )
+        if value == value and (abs(value) < float("inf") or abs(right) == float("inf")):
+            return said
+        origin = origin_of(
+            lambda: listed(self.call(self.function)[0])[i][at].item(), self.file, value
+        )
+        return f"{said}; {origin}" if origin else said
+
     def wrong(self, i: int, found: torch.Tensor) -> torch.Tensor | None:
         """Which elements of a result are wrong; None if none is."""
         wrong = ~self.close(i, found, self.truth[i])
@@ -202,31 +221,6 @@ class Case:
             allowed += 2 * (plain.double() - self.truth[i])[finite].abs().max().item()
         error = (found.double() - truth.double()).abs()
         return (error <= allowed) | (found.double() == truth)
-
-
-class Wrong(Fault):
-    """A wrong result: the case, which one it is, what was found, which elements are wrong."""
-
-    def __init__(self, case: Case, i: int, found: torch.Tensor, wrong: torch.Tensor) -> None:
-        super().__init__(i)
-        self.case, self.i, self.found, self.wrong = case, i, found, wrong
-
-    def __str__(self) -> str:
-        case, i, at = self.case, self.i, tuple(self.wrong.nonzero()[0].tolist())
-        value, right = self.found[at].item(), case.truth[i][at].item()
-        said = (
-            f"{case.names[i]}{list(at)} is {value:.5g}; it should be {right:.5g} "
-            f"({int(self.wrong.sum())} of {self.wrong.numel()} are wrong"
-            f"{pattern(self.found, case.truth[i])})"
-        )
-        if value != value or (abs(value) == float("inf") and abs(right) != float("inf")):
-
-            def once_more() -> float:
-                return listed(case.call(case.function)[0])[i][at].item()
-
-            origin = origin_of(once_more, case.file, value)
-            return f"{said}; {origin}" if origin else said
-        return said
 
 
 def is_float(x: Any) -> bool:

@@ -18,16 +18,18 @@ from torch.overrides import TorchFunctionMode
 from flash_versions.simulator import rebind
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError
+from flash_versions.simulator.gluon import hazards
+from flash_versions.simulator.gluon.hazards import PARTITIONS
 from flash_versions.simulator.memory import Memory
 from flash_versions.simulator.state import here
 
 NOBODY, SEVERAL = -1, -2
-PARTITIONS = 16  # of a program, at most; who accesses what is numbered by programs and partitions
 ALLOCATE = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
 # What a launch asks of a tensor; none of it touches the elements.
 ASK = frozenset((
     "get", "stride", "size", "dim", "numel", "element_size", "data_ptr", "is_contiguous", "len",
-    "untyped_storage", "storage_offset", "detach", "as_strided", "view", "reshape", "set", "numpy",
+    "is_floating_point", "untyped_storage", "storage_offset", "detach", "as_strided", "view",
+    "reshape", "set", "numpy", "getitem",
 ))  # fmt: skip
 
 
@@ -50,10 +52,9 @@ class Seen:
 
     def begin(self, launch: int) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
-        self.launch = launch
-        self.writer = np.full(self.number, NOBODY)
-        self.reader = np.full(self.number, NOBODY)
-        self.stored_at, self.epochs = np.zeros(self.number, np.int64), dict[int, int]()
+        self.launch, self.epochs = launch, dict[int, int]()
+        self.writer, self.reader = np.full((2, self.number), NOBODY)
+        self.stored_at = np.zeros(self.number, np.int64)
 
 
 class Watch(TorchFunctionMode):
@@ -88,6 +89,8 @@ class Watch(TorchFunctionMode):
         if name in ALLOCATE and result.device.type == "cpu" and result.numel():
             self.fresh[result.untyped_storage().data_ptr()] = result
             self.kept.append(result)
+        elif name == "fill" and args[-1] != args[-1]:
+            pass  # a NaN is put there so that what nothing writes is seen
         elif self.fresh and name not in ASK:
             for x in args:
                 if type(x) is torch.Tensor and x.device.type == "cpu":
@@ -116,20 +119,13 @@ class Watch(TorchFunctionMode):
         """What happened to a tensor."""
         return self.seen.get((x.untyped_storage().data_ptr(), x.element_size()))
 
-    def never_written(self, x: torch.Tensor) -> torch.Tensor:
-        """Which elements of a tensor nothing wrote: booleans of its shape."""
-        seen = self.of(x)
-        if seen is None or seen.written is None:
-            none = x.untyped_storage().data_ptr() in self.fresh
-            return torch.full(x.shape, none, dtype=torch.bool)
-        return laid_out(~seen.written, x)
-
-    def never_read(self, x: torch.Tensor) -> torch.Tensor:
-        """Which elements of a tensor nothing loaded: booleans of its shape."""
-        seen = self.of(x)
-        if seen is None or seen.read is None:
-            return torch.ones(x.shape, dtype=torch.bool)
-        return laid_out(~seen.read, x)
+    def never(self, what: str, x: torch.Tensor) -> torch.Tensor:
+        """Which elements of a tensor were never "read" or "written": booleans of its shape."""
+        line = getattr(self.of(x), what, None)
+        if line is None:
+            nothing = what == "read" or x.untyped_storage().data_ptr() in self.fresh
+            return torch.full(x.shape, nothing, dtype=torch.bool)
+        return laid_out(~line, x)
 
 
 def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
@@ -161,10 +157,9 @@ class WatchedMemory(Memory):
         self.watch, self.tensor = watch, tensor
         self.is_input, self.own = self.address in watch.names, None
         if tensor.numel() != self.data.size or not tensor.is_contiguous():
-            own = torch.zeros(self.data.size, dtype=torch.bool)
+            self.own = np.zeros(self.data.size, bool)
             if tensor.numel():
-                laid_out(own.numpy(), tensor).fill_(True)
-            self.own = own.numpy()
+                laid_out(self.own, tensor).fill_(True)
         key = self.address, kind.itemsize
         if key not in watch.seen:
             watch.kept.append(tensor)
@@ -175,12 +170,11 @@ class WatchedMemory(Memory):
 
     def history(self) -> Seen:
         """What happened to the storage; of the programs, what those of this launch did."""
-        number = rebind.current_launch()
+        number, watch = rebind.current_launch(), self.watch
+        if watch.launch != number:
+            watch.launch, watch.atomics = number, {}
         if self.seen.launch != number:
             self.seen.begin(number)
-        if self.watch.launch != number:
-            self.watch.launch = number
-            self.watch.atomics.clear()
         return self.seen
 
     def element(self, offset: int) -> str:
@@ -204,18 +198,18 @@ class WatchedMemory(Memory):
 
     def refuse(self, first: int, what: str) -> None:
         """Name an element that is none of the tensor's."""
-        place, x = first - self.tensor.storage_offset(), self.tensor
+        x, place = self.tensor, first - self.tensor.storage_offset()
         size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
-        shape = " x ".join(map(str, x.shape)) or "1"
+        shape, said = " x ".join(map(str, x.shape)) or "1", f"a {what} goes"
         if 0 <= place < size:
             raise AccessError(
-                f"a {what} goes outside of {self.name}, {place} elements behind its begin: it "
-                f"is not contiguous, its strides are {list(x.stride())} (it is {shape})"
+                f"{said} outside of {self.name}, {place} elements behind its begin: it is not "
+                f"contiguous, its strides are {list(x.stride())} ({shape} elements)"
             )
-        where = "past the end" if place >= 0 else "before the begin"
         raise AccessError(
-            f"a {what} goes to element {place} of {self.name}, which has {x.numel()} ({shape}): "
-            f"{where}, so it needs another mask or address"
+            f"{said} to element {place} of {self.name}, which has {x.numel()} ({shape}): "
+            f"{'past the end' if place >= 0 else 'before the begin'}, so it needs another mask or "
+            "address"
         )
 
     def load(self, offset: Any, valid: Any = None) -> Any:
@@ -238,14 +232,10 @@ class WatchedMemory(Memory):
         seen.loads += offset.size
         if seen.read is not None:
             seen.read[offset] = True
-        if self.is_input:
+        self.check_written(offset, "read")
+        if self.is_input or here.program.grid == (1, 1, 1):
             return
-        if seen.written is not None and not (there := seen.written[offset]).all():
-            unwritten = self.element(first_of(offset, ~there))
-            raise AccessError(f"{unwritten} is read, and nothing wrote it yet")
-        if here.program.grid == (1, 1, 1):
-            return
-        own, writer, number = who_runs(), seen.writer[offset], here.program.number
+        writer, number = seen.writer[offset], here.program.number
         others = (writer != NOBODY) & (writer // PARTITIONS != number)
         if others.any() and not self.ordered(seen, offset, writer, others, number):
             first = first_of(offset, others)
@@ -254,8 +244,15 @@ class WatchedMemory(Memory):
                 f"{first_of(writer, others) // PARTITIONS} stores: on a GPU either may come first; "
                 "only an atomic operation of both between tells"
             )
-        reader = seen.reader[offset]
+        reader, own = seen.reader[offset], number * PARTITIONS
         seen.reader[offset] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
+
+    def check_written(self, offset: Any, what: str) -> None:
+        """Refuse that something is done with what nothing wrote."""
+        written = self.seen.written
+        if written is not None and not (there := written[offset]).all():
+            first = self.element(first_of(offset, ~there))
+            raise AccessError(f"{first} is {what}, and nothing wrote it yet")
 
     def ordered(self, seen: Seen, offset: Any, writer: Any, others: Any, own: int) -> bool:
         """Whether atomic operations of both programs lie between the stores and this load."""
@@ -272,8 +269,7 @@ class WatchedMemory(Memory):
 
     def note_store(self, offset: Any) -> None:
         """Refuse to store to an input, or where another program loads or stores."""
-        if self.is_input:
-            raise AccessError(f"a store changes {self.name}; inputs must stay as they are")
+        self.check_changes("a store")
         seen, number, watch = self.history(), here.program.number, self.watch
         seen.stores += offset.size
         if here.program.grid != (1, 1, 1) or here.partition is not None:
@@ -288,25 +284,16 @@ class WatchedMemory(Memory):
                         f"{kind} it, too; on a GPU either may come first"
                     )
             if here.partition is not None:
-                self.check_partitions(offset, seen)
+                hazards.check_stores(self, offset)
             watch.clock += 1
             seen.writer[offset], seen.stored_at[offset] = who_runs(), watch.clock
         if seen.written is not None:
             seen.written[offset] = True
 
-    def check_partitions(self, offset: Any, seen: Seen) -> None:
-        """Refuse to store where another partition of the program has stored, if no barrier says
-        that this comes later.
-        """
-        own, writer, partition = who_runs(), seen.writer[offset], here.partition
-        for other in set(np.unique(writer).tolist()) - {own, NOBODY}:
-            one = partition.program.partitions[other % PARTITIONS]
-            if partition.clock.get(one, 0) < seen.epochs[other]:
-                raise AccessError(
-                    f"two partitions store {self.element(first_of(offset, writer == other))}: "
-                    f"{partition.short()} and {one.short()}; either may come first"
-                )
-        seen.epochs[own] = partition.clock[partition]
+    def check_changes(self, what: str) -> None:
+        """Refuse to change an input."""
+        if self.is_input:
+            raise AccessError(f"{what} changes {self.name}; inputs must stay as they are")
 
     def note_box(self, part: np.ndarray, what: str) -> None:
         """See `Memory.note_box`."""
@@ -322,14 +309,9 @@ class WatchedMemory(Memory):
 
     def note_atomic(self, offset: Any) -> None:
         """See `Memory.note_atomic`."""
-        if self.is_input:
-            raise AccessError(
-                f"an atomic operation changes {self.name}; inputs must stay as they are"
-            )
+        self.check_changes("an atomic operation")
+        self.check_written(offset, "added to")
         seen, watch = self.history(), self.watch
-        if seen.written is not None and not (there := seen.written[offset]).all():
-            first = first_of(offset, ~there)
-            raise AccessError(f"{self.element(first)} is added to, and nothing wrote it yet")
         seen.stores += offset.size
         watch.clock += 1
         watch.atomics[here.program.number] = watch.clock

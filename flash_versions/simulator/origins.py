@@ -5,7 +5,7 @@ infinity, though no operand has.
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -157,3 +157,73 @@ def text_of(file: str, place: Place) -> str:
     except SyntaxError:
         return linecache.getline(file, line).strip()
     return text.strip()
+
+
+# ------------------------------------------------------------------------------- in a sentence
+SYMBOLS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+# What to do about an operation of numbers, as it is said, by how that begins.
+ADVICE = {
+    "-inf - -inf": "nothing was seen yet there: subtract 0 where the maximum is -inf",
+    "0 / 0": "the sum is 0 there: divide by 1 instead",
+    "exp": "it overflows: subtract the largest number so far, the maximum, before",
+    "log(0)": "no exponential is left: what was subtracted is not the maximum of these scores",
+    "log2(0)": "no exponential is left: what was subtracted is not the maximum of these scores",
+}
+
+
+def origin_of(run: Callable[[], float], file: str, value: float) -> str | None:
+    """Where a NaN or an infinity of a result comes from, or None.
+
+    Args:
+        run: computes the element of the result once more.
+        file: whose lines are named.
+        value: what the element is.
+    """
+    kind = "NaN" if value != value else str(value)
+    births, _ = traced(run, file, kind)
+    alone = [x for x in births if not is_kind(kind, traced(run, file, kind, {x})[1])]
+    if not births or not (alone or not is_kind(kind, traced(run, file, kind, set(births))[1])):
+        return None  # it is written as a number, or handed on as one
+    birth, cause = births[(alone or list(births))[0]], ""
+    if kind != "inf" and birth.has_inf:
+        found = sorted(traced(run, file, "inf")[0].values(), key=lambda x: x.has_infinities)
+        cause = "".join(f"; its inf comes from {said_of(x)}" for x in found[:1])
+    return f"the {kind} comes from {said_of(birth)}{cause}"
+
+
+def traced(
+    run: Callable[[], float], file: str, kind: str, healed: Collection[Any] = ()
+) -> tuple[dict[Any, Birth], float]:
+    """The operations that such numbers come from, and the result if those of some were 0."""
+    with Origins(file, kind, frozenset(healed)).tracing() as origins:
+        result = run()
+    return origins.births, result
+
+
+def said_of(birth: Birth) -> str:
+    """An operation, with its operands and what to do about it."""
+    where = f"`{birth.text}` in line {birth.line}"
+    if birth.function == "load without other":
+        if "other=" in birth.text:
+            return f"{where}, a load whose `other` is what counts where the mask is false"
+        return f"{where}, a load without `other`: where the mask is false, it gives any number"
+    if birth.function == "load":
+        return (
+            f"{where}: {birth.element} is NaN; 0 * NaN is NaN, so what weighs nothing must not be "
+            "loaded, or be replaced with tl.where"
+        )
+    numbers = [f"{x:.4g}" for x in birth.operands if isinstance(x, float | int | np.number)]
+    tree: Any = ast.parse(birth.text).body[0]
+    tree = tree.value if isinstance(tree, ast.Expr | ast.Assign) else tree
+    symbol = SYMBOLS.get(type(getattr(tree, "op", None)))
+    name = ast.unparse(tree.func).rpartition(".")[2] if isinstance(tree, ast.Call) else "it"
+    if birth.sums:
+        said = "a sum of numbers with inf among them"
+    elif symbol and len(numbers) == 2:
+        said = f"{numbers[0]} {symbol} {numbers[1]}"
+    else:
+        said = f"{name}({', '.join(numbers)})"
+    if birth.kind == "fp16" and "inf" not in said:
+        said += ", which overflows in fp16 behind 65504: compute it in fp32"
+    advice = [text for begin, text in ADVICE.items() if said.startswith(begin)]
+    return f"{where}, which is {said}{''.join(f': {x}' for x in advice[:1])}"

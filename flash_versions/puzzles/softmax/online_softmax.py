@@ -67,6 +67,7 @@ def cases():
         "scores that grow": (growing,),
         "scores that fall": (growing.flip(1).contiguous(),),
         "scores near 1000": (torch.randn(16, 48) + 1000,),
+        "scores near -1000": (torch.randn(16, 48) - 1000,),
         "a row that begins with -inf, and one with nothing else": (hidden,),
     }
 

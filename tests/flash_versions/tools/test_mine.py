@@ -15,7 +15,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
 from flash_versions.mine import command, rank, start
-from flash_versions.mine.check import check, find_faults
+from flash_versions.mine.check import check, find_faults, last_word
 from flash_versions.versions.oracle.suite import CASES, Case
 
 TEXT = Path(start.__file__).read_text()
@@ -26,8 +26,19 @@ EMPTY = Case("", 40, 20, causal=True)
 LENGTHS = Case("", 20, 70, batch=2, kv_lengths=(70, 30))
 # What is changed in the file, into what, on which call, and what has to be said of it.
 WRONG = {
-    "store": ("out, mask=q_mask", "out", FULL, "a store into o of shape (1, 20, 2, 64)"),
-    "load": ("mask=mask, other=0.0", "", FULL, "memory outside of q, k and v"),
+    "store": ("out, mask=q_mask", "out", FULL, "a store goes to element 2560 of o"),
+    "load": ("mask=mask, other=0.0", "", FULL, "a load goes to element 8960 of k"),
+    "other": (", other=0.0)\n        acc", ")\n        acc", FULL, "a load without `other`"),
+    "rescale": ("row_sum * alpha", "row_sum", FULL,
+                "l, what was summed before, is not rescaled when a block of 64 keys"),
+    "sum": ("acc * alpha[:, None]", "acc", FULL, "acc, what was summed before, is not rescaled"),
+    "own key": (" + length - M)", " + length - M + 1)", GROUPED, "a query sees one key too many"),
+    "one key less": ("keys[None, :] <= last", "keys[None, :] < last", FULL,
+                     "the last key is left out"),
+    "read before": ("    q_mask =", "    tl.load(lse + tile)\n    q_mask =", FULL,
+                    "lse[0, 0, 0] is read, and nothing wrote it yet"),
+    "two programs": ("head * o_strides[2] + queries", "queries", FULL,
+                     "two programs store o[0, 0, 0, 0]"),
     "grid": ("triton.cdiv(M, block)", "M // block", FULL, "2560 elements of o were never stored"),
     "scale": ("(scale * 1.44", "(1.0 * 1.44", FULL, "not multiplied by request.scale"),
     "base": (" * 0.6931471805599453", "", FULL, "the LSE is in base 2"),
@@ -59,7 +70,7 @@ def load(folder, *changes):
 def faults_of(version, case, dtype=torch.float32, of_lse=False):
     request = make_request(*case.inputs(dtype, "cpu"), **case.all_options("cpu"))
     assert version.unsupported(request) is None
-    return find_faults(version, request, of_lse)
+    return find_faults(version, request, of_lse, searches=False)
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +93,24 @@ def test_a_mistake_is_explained(name, tmp_path):
     old, new, case, expected = WRONG[name]
     faults = faults_of(load(tmp_path, (old, new)), case)
     assert any(expected in fault for fault in faults), faults
+
+
+def test_a_repair_is_found(tmp_path):
+    version = load(tmp_path, ("queries + length - M)", "queries + length - M + 1)"))
+    request = make_request(*GROUPED.inputs(torch.float32, "cpu"), **GROUPED.all_options("cpu"))
+    line = next(i for i, line in enumerate(TEXT.splitlines(), 1) if "last, queries" in line)
+    assert (
+        f"line {line}: `last = tl.minimum(last, queries + length - M + 1)` should be"
+        in (find_faults(version, request)[-1])
+    )
+
+
+def test_the_compiler_has_the_last_word(tmp_path):
+    assert last_word(load(tmp_path)) is None
+    said = last_word(
+        load(tmp_path, ("    q_mask =", "    tl.static_assert(DIM < 32)\n    q_mask ="))
+    )
+    assert "Triton's compiler refuses it for sm_90: line 32, `tl.static_assert(DIM < 32)`" in said
 
 
 def test_the_worst_element_is_named(tmp_path):
