@@ -21,6 +21,12 @@ from flash_versions.simulator.values import (
 )
 
 MOST_STEPS = 250_000  # of one loop: more would take minutes, or never end
+MOST_WATCHED = 5_000  # of a kernel that is checked: its inputs are small
+
+
+def most_steps() -> int:
+    """Steps that a loop may have."""
+    return MOST_STEPS if here.memory is None else MOST_WATCHED
 
 
 class static_range:  # noqa: N801
@@ -133,8 +139,8 @@ class Loop:
         if not isinstance(self.steps, RunTimeRange):
             return
         number = len(self.steps.range)
-        if number > MOST_STEPS:
-            raise CompileError(f"this loop has {number} steps; {MOST_STEPS} are simulated")
+        if number > (most := most_steps()):
+            raise CompileError(f"this loop has {number} steps; {most} are simulated")
         if number < 2 and self.checking:
             here.unsure[0] = True
         if number == 0 and self.checking and here.may_be_dry:
@@ -162,8 +168,8 @@ class Loop:
         ):
             raise CompileError(f"`while` needs one number, and this is {described(condition)}")
         loop.count += 1
-        if loop.count > MOST_STEPS:
-            raise CompileError(f"this loop does not end within {MOST_STEPS} steps")
+        if loop.count > (most := most_steps()):
+            raise CompileError(f"this loop does not end within {most} steps")
         if here.is_dry:
             if loop.is_dry:
                 loop.is_dry = here.is_dry = False

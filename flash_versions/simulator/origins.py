@@ -121,7 +121,9 @@ class Origins:
         if place not in self.births:
             first = np.unravel_index(int(np.argmax(bad)), np.shape(bad))
             values = tuple(at(x, first, np.shape(bad)) for x in operands)
-            absent = code.co_name == "load" and len(values) > 1 and not np.all(values[1])
+            mask = inner.f_locals.get("mask")
+            absent = code.co_name == "load" and isinstance(mask, Tile)
+            absent = absent and not at(mask, first, np.shape(bad))
             element = ""
             if operands and isinstance(operands[0], Pointer) and isinstance(values[0], tuple):
                 memory = operands[0].memory
@@ -209,8 +211,8 @@ def said_of(birth: Birth) -> str:
         return f"{where}, a load without `other`: where the mask is false, it gives any number"
     if birth.function == "load":
         return (
-            f"{where}: {birth.element} is NaN; 0 * NaN is NaN, so what weighs nothing must not be "
-            "loaded, or be replaced with tl.where"
+            f"{where}: {birth.element or 'what it loads'} is NaN; 0 * NaN is NaN, so what weighs "
+            "nothing must not be loaded, or be replaced with tl.where"
         )
     numbers = [f"{x:.4g}" for x in birth.operands if isinstance(x, float | int | np.number)]
     tree: Any = ast.parse(birth.text).body[0]

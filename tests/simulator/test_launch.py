@@ -146,3 +146,39 @@ def test_the_environment_variable_is_not_needed(value):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("TRITON_INTERPRET is not needed") == (value is not None)
     assert float(done.stdout) > 0
+
+
+@triton.jit
+def copied(out, stage, steps, HOW: tl.constexpr):
+    """`before` comes before the loop and in it; Triton looks at the first visit of the body."""
+    if HOW == "a plain copy":
+        before = stage
+    elif HOW == "a value of its own":
+        before = stage + 0
+    else:
+        before = steps
+    for _ in range(steps):
+        before = stage
+        stage = stage + 1
+    tl.store(out, before)
+
+
+@triton.jit
+def copied_behind(out, stage, steps):
+    before = stage
+    for _ in range(steps):
+        stage = stage + 1
+        before = stage
+    tl.store(out, before)
+
+
+def test_a_copy_that_triton_would_not_carry_is_refused():
+    """The compiler keeps the first value of `before` in all steps, where Python changes it."""
+    out = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(CompileError, match=r"line \d+ of copied: before = stage also comes before"):
+        copied[(1,)](out, 5, 3, "a plain copy")
+    for how in ("a value of its own", "another name"):
+        copied[(1,)](out, 5, 3, how)
+        assert out.item() == 7
+    copied_behind[(1,)](out, 5, 3)
+    assert out.item() == 8

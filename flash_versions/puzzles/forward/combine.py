@@ -70,6 +70,7 @@ def cases():
     empty[1][2, 1] = empty[1][:, 2] = float("-inf")
     return {
         "2 parts": (torch.randn(2, 4, 16), torch.randn(2, 4)),
+        "3 parts": (torch.randn(3, 4, 16), torch.randn(3, 4)),
         "5 parts, LSEs of hundreds": (torch.randn(5, 3, 16), 300 * torch.randn(5, 3)),
         "a part without keys, with NaN in it, and a query without keys": empty,
     }

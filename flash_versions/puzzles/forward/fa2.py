@@ -86,10 +86,14 @@ def cases():
             torch.randn(n, d).to(dtype),
         )
 
+    q, k, _ = qkv(16, 48, 16)
+    q[:, 0], k[:, 0] = 100 * (-1.0) ** torch.arange(16), 10
+    k[16:32, 0] = 5
     return {
         "32 queries, 32 keys": qkv(32, 32, 16),
         "19 queries, 37 keys": qkv(19, 37, 16),
         "large scores": qkv(16, 48, 16, 30.0),
+        "scores of 250 and 125, of other queries -250 and -125": (q, k, torch.randn(48, 16)),
         "fp16": qkv(20, 50, 32, dtype=torch.float16),
     }
 

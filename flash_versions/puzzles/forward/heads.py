@@ -101,7 +101,11 @@ def cases():
             torch.randn(37, 2, 16),
             torch.randn(37, 2, 16),
         ),
-        "values with other strides": (torch.randn(5, 4, 16), torch.randn(37, 2, 16), swapped),
+        "strides of their own": (
+            torch.randn(4, 5, 16).transpose(0, 1),
+            torch.randn(37, 3, 24)[:, :2, :16],
+            swapped,
+        ),
     }
 
 

@@ -76,11 +76,15 @@ def cases():
     def qkv(m, n, d, scale=1.0):
         return scale * torch.randn(m, d), torch.randn(n, d), torch.randn(n, d)
 
+    q, k, _ = qkv(16, 48, 16)
+    q[:, 0], k[:, 0] = 100 * (-1.0) ** torch.arange(16), 10
+    k[16:32, 0] = 5
     return {
         "32 queries, 32 keys": qkv(32, 32, 16),
         "19 queries, 37 keys": qkv(19, 37, 16),
         "5 queries, 70 keys, head_dim 32": qkv(5, 70, 32),
         "large scores": qkv(16, 48, 16, 30.0),
+        "scores of 250 and 125, of other queries -250 and -125": (q, k, torch.randn(48, 16)),
     }
 
 

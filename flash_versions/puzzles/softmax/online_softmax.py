@@ -67,7 +67,9 @@ def cases():
         "scores that grow": (growing,),
         "scores that fall": (growing.flip(1).contiguous(),),
         "scores near 1000": (torch.randn(16, 48) + 1000,),
-        "scores near -1000": (torch.randn(16, 48) - 1000,),
+        "rows near 1000 and near -1000": (
+            torch.randn(16, 48) + 1000 * (-1.0) ** torch.arange(16)[:, None],
+        ),
         "a row that begins with -inf, and one with nothing else": (hidden,),
     }
 

@@ -75,6 +75,10 @@ def cases():
         "one block": (torch.randn(16, 16), torch.randn(16, 16)),
         "19 queries, 40 keys": (torch.randn(19, 40), torch.randn(40, 16)),
         "scores that grow": (growing, torch.randn(48, 16)),
+        "rows near 200 and -200, that fall": (
+            growing.flip(1) * 20 + 200 * (-1.0) ** torch.arange(16)[:, None],
+            torch.randn(48, 16),
+        ),
         "a query that sees no key of block 0, and one that sees none": (
             hidden,
             torch.randn(40, 16),

@@ -106,7 +106,7 @@ class Machine:
         self.random = random.Random(self.options.order.seed).random
         self.partitions, self.able, self.patient, self.late, self.polling = [], [], [], [], []
         self.threads, self.error, self.cycle, self.turns = [], None, 0, 0
-        self.is_watched, self.checking = here.memory is not None, here.checking
+        self.memory, self.checking = here.memory, here.checking
 
     def tick(self):
         """The next cycle: no two events are of one."""
@@ -212,7 +212,7 @@ class Program:
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         self.partitions, self.named_barriers, self.products, self.queue = [], {}, {}, []
         self.columns, self.tensor_memory = 0, None
-        self.hazards = Hazards() if machine.is_watched else None
+        self.hazards = None if machine.memory is None else Hazards()
 
     def check_fenced(self, operands, who):
         """Refuse to read a tile that was written from registers without a fence behind it."""
@@ -293,6 +293,7 @@ class Partition:
         """Run the function to its end; returns what it does."""
         machine, before, result = self.machine, (here.program, here.partition), None
         here.program, here.partition, here.checking = self.program, self, machine.checking
+        here.memory = machine.memory
         self.thread, self.base = threading.get_ident(), report.this_frame()
         try:
             if pauses:

@@ -122,11 +122,11 @@ def mistake(partition):
     """What may be wrong where a partition waits: how unsure that is, and a sentence."""
     who, barrier = partition.short(), partition.barrier
     if partition.named is not None:
-        return 3, f"{who} waits {at_named(partition.named)}; no other partition arrives there"
+        return 2, f"{who} waits {at_named(partition.named)}; no other partition arrives there"
     if barrier is None:
         return 9, "all partitions wait"
     name, phase = name_of(barrier, partition.program), partition.phase
-    missing, seen = barrier.missing_bytes, partition.ended.get(barrier)
+    missing, seen, number = barrier.missing_bytes, partition.ended.get(barrier), barrier.count
     behind = barrier.ended - (seen or 0)
     if missing and not barrier.pending:
         landed = barrier.expected - missing
@@ -134,32 +134,43 @@ def mistake(partition):
             f"{name} expects {barrier.expected} bytes in a phase, and {landed} bytes land there"
         )
     if behind > 1:
+        several = ""
+        if len(barrier.arrived) > number:
+            several = (
+                f"; {name} counts {number}, and {len(barrier.arrived)} partitions arrive there"
+            )
         return 1, (
-            f"{behind} phases of {name} have ended that {who} has not waited for: the tile was "
-            f"filled again before {who} has read it"
+            f"{behind} phases of {name} have ended that {who} has not waited for, so that a tile "
+            f"was filled again before {who} has read it, or given back too often{several}"
         )
     if behind == 1:
         return 1, (
             f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
             f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"
         )
-    if barrier.arrived and barrier.pending < barrier.count:
-        number = barrier.count - barrier.pending
-        return 2, f"{name} counts {barrier.count} arrivals, and {number} came in this phase"
+    if barrier.arrived and barrier.pending < number:
+        return (
+            2,
+            f"{name} counts {number} arrivals, and {number - barrier.pending} came in this phase",
+        )
+    alive = {x.name for x in partition.machine.partitions}
+    ended = [x for x in partition.program.partitions[1:] if x.thread and x.name not in alive]
+    if ended and all(x not in alive for x in barrier.arrived):
+        return 4, (
+            f"{who} waits for {name}, and {', '.join(x.short() for x in ended)} has ended: no "
+            "partition fills it or arrives there any more"
+        )
     fills = any(FILLS & set(x.f_code.co_names) for x in frames(partition))
-    if fills and seen is None:
-        return 2, (
+    if seen is None and not barrier.arrived and (fills or phase == 0):
+        return 2 if fills else 6, (
             f"the first wait of {who} for {name} does not end: of a new barrier phase 1 counts as "
-            f"ended, so it should wait for phase {1 - phase} first, and waits for phase {phase}"
+            f"ended, so who begins, and fills a tile, should wait for phase 1 first, and it waits "
+            f"for phase {phase}"
         )
-    if fills:
-        return 2, (
-            f"{who} waits for {name}, and no partition arrives there: who has read the tile has to"
-        )
-    others = {x.name for x in partition.machine.partitions}
-    if all(x not in others for x in barrier.arrived):
-        return 4, f"{who} waits for {name}, where no load lands any more: no partition fills it"
-    return 5, f"{who} waits for phase {phase} of {name}, and no partition arrives there"
+    return 3 if barrier.arrived else 2, (
+        f"{who} waits for phase {phase} of {name}, and no partition arrives there: who fills a "
+        "tile, or has read it, has to"
+    )
 
 
 def deadlock(partitions):
