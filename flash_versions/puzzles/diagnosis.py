@@ -15,6 +15,7 @@ from flash_versions.checker.observe import Fault
 from flash_versions.simulator.state import here
 
 SECONDS = 2.0  # for each search
+LARGE = 3  # lines that are changed, of which one alone may be what is wrong
 RATIOS = {1.442695: " = log2(e)", 0.693147: " = ln 2", -1.0: ", the wrong sign"}
 
 
@@ -44,10 +45,14 @@ def diagnosed(fault: Fault, case: Any, others: list[Any]) -> str:
     def is_right(file: Path) -> bool:
         return tried(file, case, check, trusts=True) and tried(file, case, check)
 
-    found = first_right(from_solution(text, solution), is_right, end)
+    edits = list(from_solution(text, solution))
+    small = [x for x in edits if sum(y.old.count("\n") + y.new.count("\n") for y in x) < LARGE]
+    found = first_right(small, is_right, end)
     if isinstance(fault, Wrong):
         said += unread(case)
         found = found or first_right(by_itself(text), is_right, end)
+    large = [x for x in edits if x not in small]
+    found = found or first_right(large, is_right, process_time() + SECONDS)
     if found:
         said.append("; ".join(x.said(explains=isinstance(fault, Wrong)) for x in found))
     elif isinstance(wrong := fault, Wrong):

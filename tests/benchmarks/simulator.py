@@ -127,7 +127,8 @@ def main() -> None:
         ratios = []
         for name in turns[0][ROOT][kind]:
             before, after = (min(t[x][kind][name] for t in turns) for x in (options.before, ROOT))
-            rows.append({"kind": kind, "call": name, "before_s": before, "after_s": after})
+            row = {"suite": "simulator", "kind": kind, "call": name}
+            rows.append(row | {"before_s": before, "after_s": after})
             ratios.append(before / after)
             times = f"{before * 1e3:7.1f} -> {after * 1e3:6.1f} ms"
             print(f"{kind:6} {name:32} {times}  {ratios[-1]:.2f}")
