@@ -7,8 +7,6 @@ only if its clock has all reads. A product of Hopper's reads until it is waited 
 Blackwell's until a barrier tells that it is done.
 """
 
-import sys
-
 import numpy as np
 
 from flash_versions.simulator.errors import AccessError
@@ -32,19 +30,26 @@ def released(partition):
     return clock
 
 
+def overlap(x, y):
+    """Whether the ranges of two tiles have a place in common."""
+    return x.low < y.high and y.low < x.high
+
+
 def share(x, y):
-    """Whether two tiles have a place in common."""
-    if x is y or x.low >= y.high or y.low >= x.high:
-        return x is y
-    return np.shares_memory(x.data, y.data)
+    """Whether two tiles have a place in common, which overlapping columns of a matrix need not."""
+    return x is y or (overlap(x, y) and np.shares_memory(x.data, y.data))
 
 
 class Read:
     """A read of a tile: over for whose clock has `time` of `key`; never yet if time is None."""
 
-    def __init__(self, tile, partition, key, time, line):
-        self.tile, self.partition, self.key, self.line = tile, partition, key, line
-        self.time, self.begin = time, partition.clock[partition]
+    def __init__(self, tile, key, time):
+        self.tile, self.key, self.time = tile, key, time
+        self.partition, self.line = here.partition, report.line(here.partition)
+
+    def end(self):
+        """It is over for the partition that reads."""
+        self.time = self.partition.clock[self.partition]
 
 
 class Fill:
@@ -54,16 +59,16 @@ class Fill:
         key, time: that a clock has if the fill has happened before.
         barrier: that tells of it, if TMA fills; waited: that its filler has waited for last.
         earlier: the partitions that have read what was there before.
-        guards: the barriers that the filler has waited for before; arrived: partition -> those at
-            which it has arrived since: at all of them when it needs the tile no more.
+        guards: the barriers that the filler has waited for since its last fill by TMA; arrived:
+            partition -> those at which it has arrived since: at all when it needs the tile no more.
     """
 
-    def __init__(self, tile, partition, key, time, barrier=None):
-        self.tile, self.partition, self.key, self.time = tile, partition, key, time
-        self.barrier, self.waited, self.reads = barrier, partition.waited, []
-        self.earlier, self.arrived = set(), {}
-        self.guards = frozenset() if barrier is None else partition.guards
-        self.place = f"{partition.short()} in {line()}"
+    def __init__(self, tile, key, time, barrier, guards):
+        partition = self.partition = here.partition
+        self.tile, self.key, self.time, self.barrier = tile, key, time, barrier
+        self.waited, self.guards, self.arrived = partition.waited, guards, {}
+        self.reads, self.earlier = [], set()
+        self.place = f"{partition} in {report.line(partition)}"
 
 
 class Hazards:
@@ -71,16 +76,11 @@ class Hazards:
 
     Attributes:
         fills: what is in tiles now; filled: how often TMA has filled each.
-        releases: barrier -> the tiles that are filled behind a wait for it alone.
         queued: products of Blackwell's.
     """
 
     def __init__(self):
-        self.fills, self.filled, self.releases, self.queued = [], {}, {}, 0
-
-    def overlapping(self, tile):
-        """The fills of a place that the tile has, too."""
-        return [x for x in self.fills if share(x.tile, tile)]
+        self.fills, self.filled, self.queued = [], {}, 0
 
     def fill(self, tile, barrier=None):
         """The partition that runs writes a tile, or has TMA do so, which a barrier is told of.
@@ -89,30 +89,32 @@ class Hazards:
             The clock of what has happened before the fill is there.
         """
         partition = here.partition
-        old = self.overlapping(tile)
+        old = [x for x in self.fills if share(x.tile, tile)]
         for fill in old:
             for read in fill.reads:
                 known = read.time is not None and partition.clock.get(read.key, 0) >= read.time
                 if not known and share(read.tile, tile):
-                    raise AccessError(self.too_early(fill, read, partition))
+                    raise AccessError(too_early(fill, read, partition))
             if partition.clock.get(fill.key, 0) < fill.time:
                 raise AccessError(
-                    f"{report.name_of(tile)} is filled again by {partition.short()} before it is "
-                    "known "
-                    f"that the tile of {fill.place} has landed and been read, without waiting "
-                    f"for who reads it{stale(partition)}"
+                    f"{report.name_of(tile)} is filled again by {partition} before it is "
+                    f"known that the tile of {fill.place} has landed and been read, without "
+                    f"waiting for who reads it{stale(partition)}"
                 )
-        clock, key, time = dict(partition.clock), partition, partition.clock[partition]
+        clock, key, guards = dict(partition.clock), partition, frozenset()
         if barrier is not None:
-            check_init(barrier, f"a load of {partition.short()}")
+            # None is asked of Blackwell's kernels, which have tensor memory.
+            initialised = (x.initialised for x in here.program.partitions)
+            if not here.program.columns and any(barrier in x for x in initialised):
+                raise AccessError(
+                    f"a load of {partition} uses {report.name_of(barrier)} without a fence "
+                    "behind mbarrier.init: fence_async_shared() has to follow, which shows new "
+                    "barriers to TMA"
+                )
             key = "fill", tile.low, tile.high
-            time = self.filled[key] = self.filled.get(key, 0) + 1
-            clock[key] = time
-            if len(partition.waits) == 1:
-                self.releases.setdefault(partition.waits[0], set()).add(key)
-            if partition.waits:
-                partition.guards, partition.waits = frozenset(partition.waits), []
-        made = Fill(tile, partition, key, time, barrier)
+            clock[key] = self.filled[key] = self.filled.get(key, 0) + 1
+            guards, partition.waits = frozenset(partition.waits), []
+        made = Fill(tile, key, clock[key], barrier, guards)
         for fill in old:
             made.earlier |= {x.partition for x in fill.reads}
             if tile.low <= fill.tile.low and fill.tile.high <= tile.high:
@@ -122,18 +124,14 @@ class Hazards:
 
     def release(self, barrier, partition):
         """A partition arrives at a barrier, which may tell that it has read a tile."""
-        for fill in self.fills:
-            if barrier in fill.guards:
-                fill.arrived.setdefault(partition, set()).add(barrier)
-        keys = self.releases.get(barrier, set())
-        if len(keys) != 1 or sum(not keys.isdisjoint(x) for x in self.releases.values()) > 1:
-            return
-        for fill in (x for x in self.fills if x.key in keys):
+        for fill in (x for x in self.fills if barrier in x.guards):
+            arrived = fill.arrived.setdefault(partition, set())
+            arrived.add(barrier)
             for read in fill.reads:
-                if read.partition is partition and read.time is None:
+                if arrived == fill.guards and read.partition is partition and read.time is None:
                     raise AccessError(
                         f"{report.name_of(fill.tile)} is released before it is read: "
-                        f"{partition.short()} arrives at {report.name_of(barrier)} while the "
+                        f"{partition} arrives at {report.name_of(barrier)} while the "
                         f"product that reads the tile ({read.line}) is in flight, because no "
                         "warpgroup_mma_wait has waited for it yet"
                     )
@@ -142,18 +140,12 @@ class Hazards:
         """The partition that runs reads a tile now; until something of `key` happens, if time is
         None or that of a queue. A product of Hopper's may read anything, if its result is not used.
         """
-        partition, found = here.partition, self.overlapping(tile)
+        partition = here.partition
+        found = [x for x in self.fills if share(x.tile, tile)]
         late = [x for x in found if partition.clock.get(x.key, 0) < x.time]
         gone = [x for x in found if x.guards and x.guards == x.arrived.get(partition)]
         if late or gone or not found:
-            wrong = self.unfilled(tile, late[0] if late else None, partition)
-            if gone and not late:
-                wrong = (
-                    f"{report.name_of(tile)} is released before it is read: {partition.short()} "
-                    "has "
-                    f"arrived at {report.name_of(min(gone[0].guards, key=id))}, and reads the tile "
-                    "behind that"
-                )
+            wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
             if product is None:
                 raise AccessError(wrong)
             product.torn = product.torn or wrong
@@ -164,82 +156,76 @@ class Hazards:
             last = fill.reads[-1] if fill.reads else None
             if last and time is not None and (last.tile, last.key, last.time) == (tile, key, time):
                 continue
-            reads.append(Read(tile, partition, key, time, line()))
+            reads.append(Read(tile, key, time))
             fill.reads.append(reads[-1])
         return reads
 
-    def too_early(self, fill, read, partition):
-        """What is said of a tile that is filled again while it may still be read."""
-        name, reader = report.name_of(fill.tile), read.partition.short()
-        said = (
-            f"{name} is filled again by {partition.short()} while {reader} may still read it "
-            f"({read.line})"
+
+def too_early(fill, read, partition):
+    """What is said of a tile that is filled again while it may still be read."""
+    filler, reader, barrier = partition, read.partition, partition.waited
+    if read.partition is partition:
+        why = "no warpgroup_mma_wait has waited for the product that reads it"
+    elif few := too_few(barrier, {x.partition for x in fill.reads}):
+        why = few
+    elif barrier is not None and partition.clock.get(read.partition, 0) and partition.stale is None:
+        why = (
+            f"{filler} has waited for {report.name_of(barrier)}, and the last arrival of {reader} "
+            "there came before that read; it has to arrive behind it"
         )
-        known, barrier = partition.clock.get(read.partition, 0), partition.waited
-        who = {x.partition.short() for x in fill.reads}
-        if read.partition is partition:
-            return f"{said}: no warpgroup_mma_wait has waited for the product that reads it"
-        if barrier is not None and 0 < barrier.count < len(who):
-            return f"{said}: {counts(barrier)}, and {len(who)} partitions read the tile"
-        if known >= read.begin and (read.time is None or read.time > known):
-            return (
-                f"{said}: {reader} has released it, by an arrival at a barrier, before it waited "
-                "for the product that reads it"
-            )
-        if barrier is not None and known and not partition.stale:
-            return (
-                f"{said}: {partition.short()} has waited for {report.name_of(barrier)}, and the "
-                f"last arrival of {reader} there came before that read; it has to arrive behind it"
-            )
+    else:
+        why = f"{filler} fills it without waiting for {reader}{stale(partition)}"
+    return (
+        f"{report.name_of(fill.tile)} is filled again by {filler} while {reader} may still read "
+        f"it ({read.line}): {why}"
+    )
+
+
+def unfilled(tile, fill, partition, is_late):
+    """What is said of a tile that is read before it is known to be filled, or behind its release.
+
+    Args:
+        fill: that is late, or whose tile was released; None if there is none.
+    """
+    name, reader, barrier = report.name_of(tile), partition, None
+    if fill and not is_late:
+        barrier = report.name_of(min(fill.guards, key=id))
         return (
-            f"{said}: {partition.short()} fills it without waiting for {reader}{stale(partition)}"
+            f"{name} is released before it is read: {reader} has arrived at {barrier}, and reads "
+            "the tile behind that"
         )
-
-    def unfilled(self, tile, fill, partition):
-        """What is said of a tile that is read before it is known to be filled."""
-        name, reader = report.name_of(tile), partition.short()
-        if fill and partition not in fill.earlier and partition.clock.get(fill.key, 0):
-            barrier, others = fill.waited, {x.short() for x in fill.earlier} | {reader}
-            why = f"{fill.partition.short()} fills it again before {reader} has read it"
-            if barrier is not None and 0 < barrier.count < len(others):
-                why += f": {counts(barrier)}, and {len(others)} partitions read the tile"
-            return f"{name} is overwritten while {reader} has still to read it: {why}"
-        by = "; nothing has filled it yet"
-        if fill:
-            by = f"; it is filled by {fill.place}"
-        wait = stale(partition)
-        if not wait and fill and fill.barrier is not None:
-            wait = f" for {report.name_of(fill.barrier)}, which tells that it has landed"
-        return f"{name} is read by {reader} before it is filled, without waiting{wait}{by}"
+    if fill and partition not in fill.earlier and partition.clock.get(fill.key, 0):
+        few = too_few(fill.waited, fill.earlier | {partition})
+        return (
+            f"{name} is overwritten while {reader} has still to read it: {fill.partition} "
+            f"fills it again before {reader} has read it{few and f': {few}'}"
+        )
+    by = f"it is filled by {fill.place}" if fill else "nothing has filled it yet"
+    wait = stale(partition)
+    if not wait and fill and fill.barrier is not None:
+        wait = f" for {report.name_of(fill.barrier)}, which tells that it has landed"
+    return f"{name} is read by {reader} before it is filled, without waiting{wait}; {by}"
 
 
-def counts(barrier):
-    """How many arrivals end a phase of a barrier."""
-    return f"{report.name_of(barrier)} counts {barrier.count} arrival{'s' * (barrier.count > 1)}"
+def too_few(barrier, readers):
+    """What is said of a barrier that counts fewer arrivals than there are readers of a tile."""
+    if barrier is None or barrier.count >= len(readers):
+        return ""
+    counted = report.number(barrier.count, "arrival")
+    return (
+        f"{report.name_of(barrier)} counts {counted}, and {len(readers)} partitions read the tile"
+    )
 
 
 def stale(partition):
     """What is said of a partition whose last wait was for a phase that had ended before."""
-    if not partition.stale:
+    phase = partition.stale
+    if phase is None:
         return ""
     return (
-        f": its wait for phase {partition.phase} of {report.name_of(partition.waited)} returns at "
-        f"once, because that phase has ended before; is it the wrong phase, and should it be "
-        f"{1 - partition.phase}?"
+        f": its wait for phase {phase} of {report.name_of(partition.waited)} returns at once, "
+        f"because that phase has ended before; is it the wrong phase, and should it be {1 - phase}?"
     )
-
-
-def line():
-    """Where in the kernel's file the partition that runs is; if it is not there, in which other."""
-    frame, found = sys._getframe(2), None
-    while frame is not None and frame.f_code is not here.partition.base.f_code:
-        name = frame.f_code.co_filename
-        if name == here.partition.machine.file or not (found or name.startswith(report.OWN)):
-            found = frame
-            if name == here.partition.machine.file:
-                break
-        frame = frame.f_back
-    return f"line {found.f_lineno} of {found.f_code.co_name}" if found else "its begin"
 
 
 def check_stores(memory, offset):
@@ -253,18 +239,7 @@ def check_stores(memory, offset):
         if one is not partition and partition.clock.get(one, 0) < seen.epochs[other]:
             at = int(np.asarray(offset)[np.asarray(writer == other)].reshape(-1)[0])
             raise AccessError(
-                f"two partitions store {memory.element(at)}: {partition.short()} and "
-                f"{one.short()}; either may come first"
+                f"two partitions store {memory.element(at)}: {partition} and "
+                f"{one}; either may come first"
             )
     seen.epochs[own + partition.index] = partition.clock[partition]
-
-
-def check_init(barrier, user):
-    """Refuse that TMA uses a barrier that no fence shows to it; of Blackwell's kernels, which have
-    tensor memory, none is asked.
-    """
-    if barrier.unfenced is not None and not here.program.columns:
-        raise AccessError(
-            f"{user} uses {report.name_of(barrier)} without a fence behind mbarrier.init: "
-            "fence_async_shared() has to follow, which shows new barriers to TMA"
-        )

@@ -18,65 +18,45 @@ class Layout:
         return cls()
 
 
-class Semantic:
-    """What builtins of ours are made of: see `tiles/triton_compat.py`."""
-
-    @staticmethod
-    def memdesc_reinterpret(tile, dtype, shape, layout):
-        return tile.reinterpret(dtype, shape, layout)
-
-    @staticmethod
-    def _convert_to_ir_values(values, require_i64=True):
-        return values
-
-    def add(kind, desc, coord, tile):
-        tma.async_atomic_add(desc, coord, tile)
-
-    builder = SimpleNamespace(create_async_tma_reduce=add)
+# What builtins of ours are made of: see `tiles/triton_compat.py`.
+Semantic = SimpleNamespace(
+    memdesc_reinterpret=lambda tile, *form: tile.reinterpret(*form),
+    _convert_to_ir_values=lambda values, require_i64=True: values,
+    builder=SimpleNamespace(
+        create_async_tma_reduce=lambda kind, *given: tma.async_atomic_add(*given)
+    ),
+)
 
 
-def num_warps():
-    return here.partition.threads // 32
-
-
-def gdc_wait():
+def nothing(*arguments, **named):
     """A kernel is simulated when the one before has ended."""
 
 
-def gdc_launch_dependents():
-    """See `gdc_wait`."""
+def members(module, names):
+    """Some of a module's members by name."""
+    return {name: getattr(module, name) for name in names.split()}
 
 
-LAYOUTS = (
-    "AutoLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout", "DotOperandLayout",
-    "NVMMADistributedLayout", "NVMMASharedLayout", "SwizzledSharedLayout", "PaddedSharedLayout",
-    "SharedLinearLayout", "CoalescedLayout",
-)  # fmt: skip
+LAYOUTS = """
+    AutoLayout BlockedLayout SliceLayout DistributedLinearLayout DotOperandLayout
+    NVMMADistributedLayout NVMMASharedLayout SwizzledSharedLayout PaddedSharedLayout
+    SharedLinearLayout CoalescedLayout
+"""
 GLUON = {
-    **dict.fromkeys(LAYOUTS, Layout),
+    **dict.fromkeys(LAYOUTS.split(), Layout),
+    **dict.fromkeys(("barrier", "thread_barrier"), machine.barrier),  # Triton 3.7 renamed it
     "allocate_shared_memory": shared.allocate_shared_memory,
     "shared_memory_descriptor": shared.Shared,
     "warp_specialize": machine.warp_specialize,
     "inline_asm_elementwise": inline_asm_elementwise,
-    **dict.fromkeys(("barrier", "thread_barrier"), machine.barrier),  # Triton 3.7 renamed it
     "convert_layout": lambda value, layout, assert_trivial=False: value,
     "set_auto_layout": lambda value, layout: value,
-    "num_warps": num_warps,
+    "num_warps": lambda: here.partition.threads // 32,
     "num_ctas": lambda: 1,
 }
 BOTH = {"mbarrier": mbarrier, "tma": tma, "fence_async_shared": tma.fence_async_shared}
-HOPPER = BOTH | {
-    name: getattr(wgmma, name)
-    for name in ("warpgroup_mma", "warpgroup_mma_wait", "warpgroup_mma_init")
-}
-BLACKWELL = BOTH | {
-    "tensor_memory_descriptor": tmem.TensorMemory,
-    **{
-        name: getattr(tmem, name)
-        for name in (
-            "allocate_tensor_memory", "get_tmem_reg_layout", "tcgen05_commit", "tcgen05_mma",
-            "tensor_memory_descriptor_type", "TensorMemoryLayout",
-        )
-    },
-}  # fmt: skip
-CUDA_EXTRA = {"gdc_wait": gdc_wait, "gdc_launch_dependents": gdc_launch_dependents}
+HOPPER = BOTH | members(wgmma, "warpgroup_mma warpgroup_mma_wait warpgroup_mma_init")
+BLACKWELL = BOTH | {"tensor_memory_descriptor": tmem.TensorMemory}
+BLACKWELL |= members(tmem, "allocate_tensor_memory get_tmem_reg_layout TensorMemoryLayout")
+BLACKWELL |= members(tmem, "tcgen05_commit tcgen05_mma")
+CUDA_EXTRA = dict.fromkeys(("gdc_wait", "gdc_launch_dependents"), nothing)

@@ -13,6 +13,7 @@ product, and, with `loads_need_fences`, where TMA fills what was read.
 """
 
 import random
+import sys
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
 from flash_versions.simulator.floats import as_on_a_gpu
 from flash_versions.simulator.gluon import report
-from flash_versions.simulator.gluon.hazards import Hazards, join, released
+from flash_versions.simulator.gluon.hazards import Hazards, join, overlap, released
 from flash_versions.simulator.state import here
 
 
@@ -113,9 +114,9 @@ class Machine:
         self.cycle += 1
         return self.cycle
 
-    def draw(self, probability):
-        """True so often."""
-        return self.random() < probability
+    def able_or_late(self, probability):
+        """Draw among which something is that is late so often."""
+        return self.late if self.random() < probability else self.able
 
     def run(self, partitions):
         """Run partitions, and those that they start, to their end."""
@@ -201,8 +202,7 @@ class Program:
     Attributes:
         ids: its place in the grid; number: in the order in which programs begin.
         partitions: all that there ever were.
-        named_barriers: number -> [threads that have arrived, partitions that wait].
-        products: of Hopper's tensor cores that nobody has waited for.
+        named_barriers: those with arrivals, by number.
         queue: products of Blackwell's tensor cores that are not computed yet, in order.
         columns: of tensor memory that are allocated.
     """
@@ -210,30 +210,24 @@ class Program:
     def __init__(self, machine, number, grid):
         self.machine, self.number, self.grid = machine, number, grid
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-        self.partitions, self.named_barriers, self.products, self.queue = [], {}, {}, []
+        self.partitions, self.named_barriers, self.queue = [], {}, []
         self.columns, self.tensor_memory = 0, None
         self.hazards = None if machine.memory is None else Hazards()
 
-    def check_fenced(self, operands, who):
-        """Refuse to read a tile that was written from registers without a fence behind it."""
-        for partition in self.partitions:
-            for tile in partition.written:
-                for x in operands:
-                    if overlap(x, tile):
-                        name = report.name_of(x, self)
-                        raise AccessError(f"{who} reads {name} without fence_async_shared")
-
-    def check_fill(self, tile, by_tma=False, filler=None):
-        """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one
-        that was read to registers without a fence: TMA is another proxy, and may be earlier than
-        reads that no fence says are done. A product of Hopper's that still reads it is torn: its
-        result must not be used. filler: whose load lands; else the partition that runs writes it.
+    def check_fenced(self, tile, touched, said):
+        """Refuse what TMA or tensor cores do to a tile that was "read" or "written" without a fence
+        behind it: they are another proxy, and may be earlier.
         """
-        if by_tma and self.machine.options.loads_need_fences:
-            if any(overlap(tile, x) for partition in self.partitions for x in partition.read):
-                name = report.name_of(tile, self)
-                raise AccessError(f"TMA fills {name}, which was read without a fence")
-        for product in self.products:
+        for partition in self.partitions:
+            if any(overlap(tile, x) for x in getattr(partition, touched)):
+                raise AccessError(said.format(report.name_of(tile, self)))
+
+    def check_fill(self, tile, filler=None):
+        """Refuse to write a tile that a product of Blackwell's is to use. A product of Hopper's
+        that still reads it is torn: its result must not be used. filler: whose load lands; else
+        the partition that runs writes it.
+        """
+        for product in (x for partition in self.partitions for x in partition.products):
             if not product.torn and any(overlap(tile, x) for x in product.operands):
                 product.torn = (
                     f"{report.name_of(tile, self)} is filled by {filler or here.partition.place()} "
@@ -250,23 +244,15 @@ class Program:
                 raise AccessError(f"{report.name_of(tile, self)} in {tile.kind} is {what}")
 
 
-def overlap(x, y):
-    """Whether two tiles in shared memory, or in tensor memory, have a place in common."""
-    return x.low < y.high and y.low < x.high
-
-
 class Partition:
     """Warps that run a function: a program's kernel, or what that gives to `warp_specialize`.
 
     Attributes:
-        barrier, phase: at which mbarrier it waits, for the end of which phase; named: at which
-        named
-            barrier.
+        barrier, phase: at which barrier it waits, for the end of which phase.
         clock: see `hazards`.
-        waited: the mbarrier of its last wait; stale: whether that was for a phase which it had
-            waited for before, or a new barrier's; ended: of each barrier, how many phases it has
-            seen end; waits: the mbarriers it has waited for since its last load, guards: before
-            that.
+        waited: the mbarrier of its last wait; stale: the phase of that, if it had waited for it
+            before, or the barrier is new; ended: of each barrier, how many phases it has seen end.
+        waits: the mbarriers it has waited for since its last load.
         initialised: mbarriers, without a fence behind it.
         products, stores: that it has not waited for.
         leaving: stores whose tile was read, and that are not in memory yet.
@@ -281,11 +267,10 @@ class Partition:
         self.function, self.arguments, self.thread = function, arguments, None
         self.turn, self.barrier, self.phase = threading.Lock(), None, 0
         self.turn.acquire()
-        self.products, self.stores, self.leaving, self.written, self.read = [], [], [], set(), set()
-        self.before_tma, self.before_count = set(), set()
+        self.products, self.stores, self.leaving, self.initialised = [], [], [], set()
+        self.written, self.read, self.before_tma, self.before_count = set(), set(), set(), set()
         self.clock = {self: 1} if parent is None else released(parent) | {self: 1}
-        self.waited, self.stale, self.ended, self.named = None, False, {}, None
-        self.waits, self.guards, self.initialised = [], frozenset(), []
+        self.waited, self.stale, self.ended, self.waits = None, None, {}, []
         self.index = len(program.partitions)
         program.partitions.append(self)
 
@@ -294,14 +279,14 @@ class Partition:
         machine, before, result = self.machine, (here.program, here.partition), None
         here.program, here.partition, here.checking = self.program, self, machine.checking
         here.memory = machine.memory
-        self.thread, self.base = threading.get_ident(), report.this_frame()
+        self.thread, self.base = threading.get_ident(), sys._getframe()
         try:
             if pauses:
                 self.pause()
             result = self.function(*self.arguments)
-            for what in ("products", "stores"):
-                if getattr(self, what):
-                    raise AccessError(f"{self.name} ends with {what} in flight")
+            if self.products or self.stores:
+                what = "products" if self.products else "stores"
+                raise AccessError(f"{self.name} ends with {what} in flight")
             for x in self.leaving:
                 x.land()
         except Stopped:
@@ -325,7 +310,7 @@ class Partition:
 
     def pause(self, among=None):
         """Let others run, and go on as one of these; if not given, perhaps, as an able one."""
-        if among is None and self.machine.draw(0.5):
+        if among is None and self.machine.random() < 0.5:
             return
         (self.machine.able if among is None else among).append(self)
         self.wait()
@@ -339,14 +324,13 @@ class Partition:
         if self.machine.error:
             raise Stopped
 
-    def short(self):
+    def __str__(self):
         """Its name, in a grid of one program without that."""
-        one = self.program.grid == (1, 1, 1)
-        return self.name.partition(", ")[2] if one else self.name
+        return self.name.partition(", ")[2] if self.program.grid == (1, 1, 1) else self.name
 
     def place(self):
         """Its name, and where in the kernel it is."""
-        return f"{self.short()} in {report.where(self)}"
+        return f"{self} in {report.where(self)}"
 
 
 def run_grid(function, grid, arguments, num_warps=4):

@@ -16,20 +16,19 @@ class MBarrierLayout:
 
 
 class Barrier:
-    """An mbarrier: its phase flips when `count` have arrived and all expected bytes have landed.
+    """An mbarrier: its phase flips when `count` have arrived and all expected bytes have landed. A
+    named barrier, which has a number, counts threads and is one of these for a single phase.
 
     Attributes:
         ended: how many phases have; expected: the bytes of this one.
-        unfenced: the partition that has initialised it, until it executes a fence.
+        arrived: name of a partition -> turn of its last arrival, the latest last.
         hold, known: clocks (see `hazards`): of those that have arrived, also in phases that go on.
     """
 
-    count = pending = missing_bytes = expected = phase = ended = 0
-    unfenced = None
-
-    def __init__(self):
-        self.waiting, self.hold, self.known = [], {}, {}
-        self.arrived = {}  # name of a partition -> turn of its last arrival, the latest last
+    def __init__(self, count=0, number=None):
+        self.count, self.pending, self.number = count, count, number
+        self.missing_bytes = self.expected = self.phase = self.ended = 0
+        self.waiting, self.arrived, self.hold, self.known = [], {}, {}, {}
 
     def arrive(self, count, missing_bytes=0, partition=None, clock=None):
         """Count arrivals, and bytes that are to land or, below 0, have landed."""
@@ -45,12 +44,11 @@ class Barrier:
         self.missing_bytes += missing_bytes
         self.expected += max(missing_bytes, 0)
         if self.pending < 0:
-            name = report.name_of(self, partition.program)
-            several = len(self.arrived) > 1
-            who = f"{len(self.arrived)} partitions" if several else "one partition several times"
+            who = len(self.arrived)
+            who = f"{who} partitions arrive" if who > 1 else "one partition several times arrives"
             raise AccessError(
-                f"more arrivals than {name} counts: it counts {self.count}, and {who} arrive"
-                f"{'s' * (not several)} there: {', '.join(self.arrived)}"
+                f"more arrivals than {report.name_of(self, partition.program)} counts: it counts "
+                f"{self.count}, and {who} there: {', '.join(self.arrived)}"
             )
         if self.pending == self.missing_bytes == 0:
             self.phase ^= 1
@@ -65,6 +63,17 @@ class Barrier:
         if not self.count:
             raise AccessError(f"{report.name_of(self)} is used before mbarrier.init")
 
+    def wait_for(self, phase):
+        """Let the partition that runs go on when this phase has ended."""
+        partition = here.partition
+        partition.barrier, partition.phase = self, phase
+        if self.phase != phase:
+            partition.pause()
+        else:
+            partition.pause(self.waiting)
+        partition.barrier = None
+        hazards.join(partition.clock, self.known)
+
 
 class Barriers(list):
     """A row of barriers."""
@@ -72,12 +81,7 @@ class Barriers(list):
     shape = property(lambda self: (len(self), 1))
 
     def index(self, index):
-        i = operator.index(index)
-        if not 0 <= i < len(self):
-            raise AccessError(
-                f"slot {i} of {report.name_of(self)} does not exist: it has {len(self)}"
-            )
-        return self[i]
+        return self[report.checked_slot(self, index)]
 
 
 def allocate_mbarrier(batch=None, two_ctas=False):
@@ -85,8 +89,7 @@ def allocate_mbarrier(batch=None, two_ctas=False):
 
 
 def init(mbarrier, count):
-    mbarrier.unfenced = here.partition
-    here.partition.initialised.append(mbarrier)
+    here.partition.initialised.add(mbarrier)
     mbarrier.count = mbarrier.pending = operator.index(count)
 
 
@@ -114,59 +117,25 @@ def wait(mbarrier, phase, pred=True, deps=()):
     if phase not in (0, 1):
         raise AccessError(f"a barrier has phases 0 and 1, and {phase} is waited for")
     note("wait", barrier=mbarrier)
-    partition.barrier, partition.phase = mbarrier, phase
-    if mbarrier.phase != phase:
-        partition.pause()
-    else:
-        mbarrier.waiting.append(partition)
-        partition.wait()
-    partition.barrier = None
+    mbarrier.wait_for(phase)
     seen, partition.ended[mbarrier] = partition.ended.get(mbarrier, 0), mbarrier.ended
-    partition.waited, partition.stale = mbarrier, seen == mbarrier.ended
+    partition.waited, partition.stale = mbarrier, phase if seen == mbarrier.ended else None
     partition.waits.append(mbarrier)
-    hazards.join(partition.clock, mbarrier.known)
     note("resume", barrier=mbarrier)
-
-
-class NamedBarrier:
-    """One of the 16 counters of threads that a program has, in a phase.
-
-    Attributes:
-        threads: that have arrived; needed: that end the phase.
-        arrived: the partitions that have; waiting: those that wait.
-    """
-
-    def __init__(self, number):
-        self.number, self.threads, self.needed = number, 0, 0
-        self.arrived, self.waiting, self.hold = [], [], {}
 
 
 def named_barrier(action, number, threads):
     """`bar.sync` and `bar.arrive` of the warps of a partition."""
-    partition = here.partition
+    partition, barriers = here.partition, here.partition.program.named_barriers
     if not 0 <= number < 16:
         raise AccessError(f"there is no named barrier {number}: there are 16")
-    barriers = partition.program.named_barriers
-    barrier = barriers.setdefault(number, NamedBarrier(number))
-    barrier.threads, barrier.needed = barrier.threads + partition.threads, threads
-    barrier.arrived.append(partition)
-    hazards.join(barrier.hold, hazards.released(partition))
-    if barrier.threads > threads:
-        raise AccessError(
-            f"{barrier.threads} threads arrive at named barrier {number}, which waits for "
-            f"{threads}: {', '.join(x.short() for x in barrier.arrived)}"
-        )
+    barrier = barriers[number] = barriers.get(number) or Barrier(threads, number)
+    barrier.arrive(partition.threads)
+    if barrier.ended:
+        del barriers[number]
     note("arrive" if action == "arrive" else "wait", barrier=number)
-    partition.named = barrier if action == "sync" else None
-    if barrier.threads < threads and action == "sync":
-        barrier.waiting.append(partition)
-        partition.wait()
-    else:
-        if barrier.threads == threads:
-            partition.machine.able += barrier.waiting
-            del barriers[number]
+    if action == "arrive":
         partition.pause()
-    partition.named = None
-    if action == "sync":
-        hazards.join(partition.clock, barrier.hold)
+    else:
+        barrier.wait_for(0)
         note("resume", barrier=number)

@@ -8,13 +8,14 @@ counts.
 """
 
 import functools
+import math
 import operator
 import re
 
 import numpy as np
 
 from flash_versions.simulator import dtypes
-from flash_versions.simulator.dtypes import decode, encode
+from flash_versions.simulator.dtypes import converted, decode, encode, float32
 from flash_versions.simulator.errors import AccessError, CompileError
 from flash_versions.simulator.gluon.mbarrier import named_barrier
 from flash_versions.simulator.gluon.tma import wait_stored
@@ -28,30 +29,24 @@ ELECTED = (np.arange(32) == 0).reshape(1, 32, 1).repeat(4, 0)
 FENCES = "fence.acq_rel.gpu", "fence.proxy.async.global"  # relaxed: both; acquire: the second
 
 
-def to_threads(x, pack):
-    """The elements of the accumulator (64, columns) of a warpgroup, or of a number per row of it,
-    as (warps, lanes, calls, pack).
+@functools.cache
+def places(shape, pack):
+    """Which elements the threads of a warpgroup have of its accumulator (64, columns), or of a
+    number per row of it, as (warps, lanes, calls, pack); and where those that have each are.
 
     A thread has two neighbouring columns of eight and two rows, and so on for every eight columns.
     As the operand of a product of 8 bits, of which four are packed, it has four neighbours.
     """
-    if x.ndim > 1 and pack == 1:  # no matter which thread has which
-        return x.reshape(1, 1, -1, 1)
-    if x.ndim == 1:  # the four threads of a row have the same
-        return x.reshape(4, 2, 8, 1).transpose(0, 2, 3, 1).repeat(4, 2).reshape(4, 32, -1, pack)
-    width = 4 if pack == 4 else 2
-    parts = x.reshape(4, 2, 8, -1, 4, width)  # warp, half of its rows, row, group, thread, column
-    return parts.transpose(0, 2, 4, 3, 1, 5).reshape(4, 32, -1, pack)
-
-
-def from_threads(x, shape):
-    """The inverse of `to_threads`, for elements that may have another type."""
-    if len(shape) > 1 and x.shape[3] == 1:
-        return x.reshape(shape)
-    if len(shape) == 1:
-        return x.reshape(4, 8, 4, 2)[:, :, 0].transpose(0, 2, 1).reshape(shape)
-    parts = x.reshape(4, 8, 4, -1, 2, 4 if x.shape[3] == 4 else 2)
-    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(shape)
+    index = np.arange(math.prod(shape))
+    if len(shape) > 1 and pack == 1:  # no matter which thread has which
+        index = index.reshape(1, 1, -1, 1)
+    elif len(shape) == 1:  # the four threads of a row have the same
+        rows = index.reshape(4, 2, 8, 1).transpose(0, 2, 3, 1)
+        index = rows.repeat(4, 2).reshape(4, 32, -1, pack)
+    else:  # warp, half of its rows, row, group, thread, column
+        parts = index.reshape(4, 2, 8, -1, 4, 4 if pack == 4 else 2)
+        index = parts.transpose(0, 2, 4, 3, 1, 5).reshape(4, 32, -1, pack)
+    return index, np.unique(index, return_index=True)[1].reshape(shape)
 
 
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
@@ -65,9 +60,8 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     if len(names) != len(given):
         raise CompileError(f"{len(names)} constraints for {len(given)} registers")
     registers = dict.fromkeys(results, UNWRITTEN) | dict(zip(names, given))
-    for result, name in tied:
-        registers[result] = registers[name]
-    execute(parsed(asm), registers)
+    registers |= {result: registers[name] for result, name in tied}
+    Threads(registers).execute(parsed(asm))
     if shape:
         found = np.empty((*given[0].shape, len(results)), u32)
         for i, name in enumerate(results):
@@ -76,7 +70,7 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
         found = np.reshape(registers["$0"], -1)[:1]
     narrow = dtype.itemsize * pack < 4  # a register has one element of 8 or 16 bits
     found = found.astype(dtype.stored) if narrow else found.view(dtype.stored)
-    return Tile(decode(from_threads(found, shape) if shape else found[0], dtype), dtype)
+    return Tile(decode(found.take(places(shape, pack)[1]) if shape else found[0], dtype), dtype)
 
 
 @functools.cache
@@ -97,7 +91,7 @@ def registers_of(x, shape, pack):
     bits = np.asarray(encode(x.a, x.dtype)).view(f"u{size}")
     if not x.shape:  # one number for all
         return [bits.astype(u32).reshape(1, 1, 1)] * (pack if shape else 1)
-    threads = np.ascontiguousarray(to_threads(np.broadcast_to(bits, shape), pack))
+    threads = np.broadcast_to(bits, shape).take(places(shape, pack)[0])
     return list(np.moveaxis(threads.view(u32) if size * pack >= 4 else threads.astype(u32), -1, 0))
 
 
@@ -127,120 +121,119 @@ def operand(text):
     return u32(int(text.replace("0f", "0x"), 16 if text[0] == "0" else 10) & 0xFFFFFFFF)
 
 
-def execute(steps, registers):
-    """Execute a text. Threads that have taken a branch forward do nothing until its label; while
-    some have taken one backward, the others do nothing until it is not taken any more.
+class Threads:
+    """The threads of a partition, which execute a text. Those that have taken a branch forward do
+    nothing until its label; a branch backward they take together.
+
+    Attributes:
+        active: which do not wait; away: label -> those that wait there.
+        loaded: the pointer and the number of the last load.
     """
-    away, place = {}, 0  # label, or place of a branch backward -> threads that wait there
-    while place < len(steps):
-        guard, name, operands = steps[place]
-        function = INSTRUCTIONS.get(name)
-        if function is not None and not guard:
-            assign(
-                operands[0], function(*(value(x, registers) for x in operands[1:])), registers, away
+
+    def __init__(self, registers):
+        self.registers, self.active, self.away, self.loaded = registers, EVERYONE, {}, None
+
+    def execute(self, steps):
+        place = 0
+        while place < len(steps):
+            guard, name, operands = steps[place]
+            function = None if guard else INSTRUCTIONS.get(name)
+            if function is not None:
+                self.assign(operands[0], function(*(self.value(x) for x in operands[1:])))
+            elif name == ":":
+                self.active = self.active | self.away.pop(operands[0], False)
+            elif name == "bra":
+                place = self.branch(steps, place)
+            else:
+                self.synchronize(guard, name, operands)
+            place += 1
+
+    def value(self, x):
+        """What is in a register, a constant, or two registers of 16 bits as one."""
+        if type(x) is str:
+            return self.registers[x]
+        return x if type(x) is u32 else joined(*(self.registers[y] for y in x))
+
+    def assign(self, target, found):
+        """Give a register, or the two halves of a pair, a value in threads that wait nowhere."""
+        if isinstance(target, tuple):
+            self.assign(target[0], found & u32(0xFFFF))
+            self.assign(target[1], found >> u32(16))
+            return
+        if self.away:
+            found = np.where(self.active, found, self.registers.get(target, UNWRITTEN))
+        self.registers[target] = found
+
+    def chosen(self, guard):
+        """The active threads whose predicate, if there is a guard, says so."""
+        if not guard:
+            return self.active
+        return self.active & (self.registers[guard.strip("!")] ^ (guard[0] == "!"))
+
+    def branch(self, steps, place):
+        """Take a branch; returns the place behind which the text goes on.
+
+        A branch backward waits for what other programs write to memory: it is taken when that has
+        changed.
+        """
+        guard, _, (label,) = steps[place]
+        taken, target = self.chosen(guard), steps.index(("", ":", (label,)))
+        if not taken.any():
+            return place
+        if target > place and not taken.all():
+            self.away[label], self.active = (
+                self.away.get(label, False) | taken,
+                self.active & ~taken,
             )
-        elif name == ":":
-            away.pop(operands[0], None)
-        elif name == "bra":
-            place = branch(steps, place, registers, away)
-        else:
-            synchronize(guard, name, operands, registers, away)
-        place += 1
-    if away:
-        raise CompileError(f"no label {', '.join(map(str, away))} follows")
+            return place
+        if target < place:
+            if (self.active & ~taken).any():
+                raise CompileError(f"some threads only go back to {label}, which is not simulated")
+            pointer, seen = self.loaded
+            has_changed = lambda: pointer.memory.data[pointer.offset] != seen  # noqa: E731
+            here.partition.machine.polling.append((has_changed, here.partition))
+            here.partition.wait()
+        return target
 
+    def synchronize(self, guard, name, operands):
+        """Loads and additions in memory, barriers, fences, and the wait for what TMA writes."""
+        partition, threads = here.partition, self.chosen(guard)
+        if guard and not name.startswith("red."):
+            raise CompileError(f"@{guard} in front of {name} is not simulated")
+        if not threads.any():
+            return
+        if name == "elect.sync":  # a thread of each warp
+            self.assign(operands[0].partition("|")[2], ELECTED)
+        elif name in ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32"):
+            pointer = self.pointer_in(operands[1])
+            self.loaded = pointer, pointer.memory.data[pointer.offset]
+            partition.before_tma = set(FENCES if "relaxed" in name else FENCES[1:])
+            self.assign(operands[0], self.loaded[1].astype(u32).reshape(1, 1, 1))
+        elif name in ("red.release.gpu.global.add.u32", "red.relaxed.gpu.global.add.u32"):
+            if "relaxed" in name and partition.before_count:
+                missing = " and ".join(partition.before_count)
+                raise AccessError(f"what TMA wrote is counted without {missing}")
+            pointer = self.pointer_in(operands[0])
+            threads = np.broadcast_to(threads, ELECTED.shape)[: partition.threads // 32]
+            added = np.where(threads, self.value(operands[1]), 0).sum()
+            pointer.memory.data[pointer.offset] += added.astype(pointer.memory.data.dtype)
+        elif name in FENCES:
+            partition.before_tma -= {name}
+            partition.before_count -= {name}
+        elif name == "cp.async.bulk.wait_group":
+            wait_stored(int(operands[0]))
+        elif name in ("bar.sync", "bar.arrive"):
+            number, count = (int(np.ravel(self.value(x))[0]) for x in operands)
+            named_barrier(name.removeprefix("bar."), number, count)
+        elif name != "bar.warp.sync":
+            raise CompileError(f"the PTX instruction {name} is not simulated")
 
-def value(x, registers):
-    """What is in a register, a constant, or two registers of 16 bits as one."""
-    if type(x) is str:
-        return registers[x]
-    return x if type(x) is u32 else joined(registers[x[0]], registers[x[1]])
-
-
-def assign(target, found, registers, away):
-    """Give a register, or the two halves of a pair, a value in threads that wait nowhere."""
-    if isinstance(target, tuple):
-        assign(target[0], found & u32(0xFFFF), registers, away)
-        assign(target[1], found >> u32(16), registers, away)
-        return
-    for stay in away.values():
-        found = np.where(stay, registers.get(target, UNWRITTEN), found)
-    registers[target] = found
-
-
-def active(away, guard, registers):
-    """The threads that wait nowhere, and whose predicate, if there is a guard, says so."""
-    found = EVERYONE
-    for stay in away.values():
-        found = found & ~stay
-    return found & (registers[guard.strip("!")] ^ (guard[0] == "!")) if guard else found
-
-
-def branch(steps, place, registers, away):
-    """Take a branch; returns the place behind which the text goes on.
-
-    A branch backward waits for what other programs write to memory: it is taken again when that has
-    changed.
-    """
-    guard, _, operands = steps[place]
-    away.pop(place, None)
-    taken, target = active(away, guard, registers), ("", ":", operands)
-    if not taken.any():
-        return place
-    if target not in steps[:place]:
-        if taken.all() and target in steps:
-            return steps.index(target)
-        away[operands[0]] = taken
-        return place
-    away[place] = active(away, "", registers) & ~taken
-    pointer, seen = registers["loaded"]
-    has_changed = lambda: pointer.memory.data[pointer.offset] != seen  # noqa: E731
-    here.partition.machine.polling.append((has_changed, here.partition))
-    here.partition.wait()
-    return steps.index(target)
-
-
-def synchronize(guard, name, operands, registers, away):
-    """Loads and additions in memory, barriers, fences, and the wait for what TMA writes."""
-    partition, threads = here.partition, active(away, guard, registers)
-    if guard and not name.startswith("red."):
-        raise CompileError(f"@{guard} in front of {name} is not simulated")
-    if not threads.any():
-        return
-    if name == "elect.sync":  # a thread of each warp
-        assign(operands[0].partition("|")[2], ELECTED, registers, away)
-    elif name in ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32"):
-        pointer = pointer_in(operands[1], registers)
-        seen = pointer.memory.data[pointer.offset]
-        registers["loaded"] = pointer, seen
-        partition.before_tma = set(FENCES if "relaxed" in name else FENCES[1:])
-        assign(operands[0], seen.astype(u32).reshape(1, 1, 1), registers, away)
-    elif name in ("red.release.gpu.global.add.u32", "red.relaxed.gpu.global.add.u32"):
-        if "relaxed" in name and partition.before_count:
-            missing = " and ".join(partition.before_count)
-            raise AccessError(f"what TMA wrote is counted without {missing}")
-        pointer = pointer_in(operands[0], registers)
-        threads = np.broadcast_to(threads, ELECTED.shape)[: partition.threads // 32]
-        added = np.where(threads, value(operands[1], registers), 0).sum()
-        pointer.memory.data[pointer.offset] += added.astype(pointer.memory.data.dtype)
-    elif name in FENCES:
-        partition.before_tma -= {name}
-        partition.before_count -= {name}
-    elif name == "cp.async.bulk.wait_group":
-        wait_stored(int(operands[0]))
-    elif name in ("bar.sync", "bar.arrive"):
-        number, count = (int(np.ravel(value(x, registers))[0]) for x in operands)
-        named_barrier(name.removeprefix("bar."), number, count)
-    elif name != "bar.warp.sync":
-        raise CompileError(f"the PTX instruction {name} is not simulated")
-
-
-def pointer_in(register, registers):
-    """A pointer to one number of a tensor, when others may have come before."""
-    here.partition.pause()
-    pointer = registers[register]
-    pointer.memory.check(pointer.offset, "load")
-    return pointer
+    def pointer_in(self, register):
+        """A pointer to one number of a tensor, when others may have come before."""
+        here.partition.pause()
+        pointer = self.registers[register]
+        pointer.memory.check(pointer.offset, "load")
+        return pointer
 
 
 # ------------------------------------------------------------------------------- instructions
@@ -249,21 +242,20 @@ def half(x):
     return x.astype(np.uint16).view(np.float16)
 
 
-def half_bits(x):
-    """fp16 as the lower half of a register."""
-    return x.view(np.uint16).astype(u32)
-
-
 def joined(low, high, size=16):
     """Two numbers of so many bits as one."""
     return low | high << u32(size)
 
 
+def of_half(function):
+    """An instruction on the fp16 in the lower halves."""
+    return lambda *x: function(*map(half, x)).view(np.uint16).astype(u32)
+
+
 def of_halves(function):
     """An instruction on two fp16 at once."""
-    return lambda *x: joined(
-        half_bits(function(*map(half, x))), half_bits(function(*(half(y >> u32(16)) for y in x)))
-    )
+    one = of_half(function)
+    return lambda *x: joined(one(*x), one(*(y >> u32(16) for y in x)))
 
 
 def of_fp32(function):
@@ -276,20 +268,26 @@ def fused(a, b, c):
     return (a.astype(np.float64) * b + c).astype(np.float16)
 
 
-def encoded(x, kind):
+def widened(x):
+    """The fp16 in the lower half of a register as fp32."""
+    return half(x).astype(np.float32).view(u32)
+
+
+def rounded(x, kind):
     """fp32 as the bits of another type; 8 bits hold its largest number at most."""
-    return encode(kind.round(x), kind).astype(u32) if kind.round else half_bits(x.astype("f2"))
+    bits = encode(converted(x.view(np.float32), float32, kind), kind)
+    return bits.view(f"u{kind.itemsize}").astype(u32)
 
 
 def pair_of(kind):
     """The instruction that rounds two fp32 to one register, or to a half of one."""
     size = kind.primitive_bitwidth
-    return lambda high, low: joined(*(encoded(x.view("f4"), kind) for x in (low, high)), size)
+    return lambda high, low: joined(rounded(low, kind), rounded(high, kind), size)
 
 
 def pair_of_halves(kind):
     """The instruction that rounds two fp16 to 8 bits each."""
-    return lambda x: joined(*(encoded(half(y).astype("f4"), kind) for y in (x, x >> u32(16))), 8)
+    return lambda x: pair_of(kind)(widened(x >> u32(16)), widened(x))
 
 
 def not_equal(a, b, other=False):
@@ -312,8 +310,7 @@ INSTRUCTIONS = {
     **{f"setp.{name}.u32": getattr(operator, name) for name in ("lt", "le", "gt", "ge")},
     **{f"setp.{name}.b32": getattr(operator, name) for name in ("eq", "ne")},
     **{f"{name}.b32": getattr(operator, f"{name}_") for name in ("and", "or")},
-    "setp.ne.f32": not_equal,
-    "setp.ne.or.f32": not_equal,
+    **dict.fromkeys(("setp.ne.f32", "setp.ne.or.f32"), not_equal),
     "selp.b32": lambda a, b, predicate: np.where(predicate, a, b),
     "vote.sync.any.pred": lambda x, mask: np.broadcast_to(x.any(1, keepdims=True), x.shape),
     "shl.b32": operator.lshift,
@@ -322,11 +319,11 @@ INSTRUCTIONS = {
     "add.f16x2": of_halves(np.add),
     "max.f16x2": of_halves(np.fmax),
     "fma.rn.f16x2": of_halves(fused),
-    "max.f16": lambda a, b: half_bits(np.fmax(half(a), half(b))),
-    "ex2.approx.f16": lambda x: half_bits(np.exp2(half(x).astype("f4")).astype("f2")),
+    "max.f16": of_half(np.fmax),
+    "ex2.approx.f16": of_half(lambda x: np.exp2(x.astype("f4")).astype("f2")),
     "cvt.u32.u16": lambda x: x & u32(0xFFFF),
-    "cvt.f32.f16": lambda x: half(x).astype("f4").view(u32),
-    "cvt.rn.satfinite.f16.f32": lambda x: half_bits(x.view("f4").clip(-65504, 65504).astype("f2")),
+    "cvt.f32.f16": widened,
+    "cvt.rn.satfinite.f16.f32": lambda x: rounded(x.view("f4").clip(-65504, 65504), dtypes.float16),
     "cvt.rn.bf16x2.f32": pair_of(dtypes.bfloat16),
     "cvt.rn.f16x2.f32": pair_of(dtypes.float16),
     **{f"cvt.rn.satfinite.{name}.f32": pair_of(kind) for name, kind in FP8.items()},

@@ -3,19 +3,16 @@ dead-lock is made of.
 """
 
 import linecache
+import operator
 import sys
 import threading
 from pathlib import Path
 
+from flash_versions.simulator.errors import AccessError
 from flash_versions.simulator.state import here
 
 OWN = str(Path(__file__).parents[1]), threading.__file__
 MOST_FIELDS = 4  # of aggregates in aggregates
-
-
-def this_frame():
-    """The frame of the caller."""
-    return sys._getframe(1)
 
 
 def frames(partition):
@@ -41,6 +38,13 @@ def where(partition):
     return " > ".join(f"{x.f_code.co_name}:{x.f_lineno}" for x in found) + f": {text}"
 
 
+def line(partition):
+    """The innermost of them; of those in the kernel's file, if there is one."""
+    found = frames(partition)
+    own = [x for x in found if x.f_code.co_filename == partition.machine.file] or found
+    return f"line {own[-1].f_lineno} of {own[-1].f_code.co_name}" if own else "its begin"
+
+
 def fields(name, value, depth=MOST_FIELDS):
     """A value with its name, and if it is an aggregate, its fields."""
     yield name, value
@@ -54,6 +58,8 @@ def name_of(thing, program=None):
     """A tile or a barrier as its kernel names it, "slot 0 of `full`": sought among the variables of
     the partition that runs, then of the others of its program, the outermost function's first.
     """
+    if getattr(thing, "number", None) is not None:
+        return f"named barrier {thing.number}"
     program = program or here.partition.program
     others = [x for x in program.machine.partitions if x.program is program and x.thread]
     for partition in sorted(others, key=lambda x: x is not here.partition):
@@ -80,85 +86,93 @@ def part_of(value, thing):
     return f"slot {(thing.low - value.low) // size} of " if slots > 1 else ""
 
 
+def checked_slot(row, index):
+    """The number of a slot that a row of tiles or barriers has."""
+    i, n = operator.index(index), row.shape[0]
+    if not 0 <= i < n:
+        raise AccessError(f"slot {i} of {name_of(row)} does not exist: it has {n}")
+    return i
+
+
+# ------------------------------------------------------------------------------- dead-locks
+FILLS = {"expect", "fill", "load_tile", "async_load", "async_copy_global_to_shared"}
+
+
+def number(n, noun):
+    """So many of something."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def explain(partition, waiting):
     """Where a partition waits and what would release it; waiting: the names of all that do."""
-    text, barrier = partition.place(), partition.barrier
-    if partition.named is not None:
-        return f"{text}\n    It waits {at_named(partition.named)}."
+    barrier = partition.barrier
     if barrier is None:
-        return text
-    lacks = [f"{barrier.pending} more arrival{'s' * (barrier.pending != 1)}"]
-    if barrier.missing_bytes > 0:
-        lacks.append(f"{barrier.missing_bytes} more bytes from a load")
-    elif barrier.missing_bytes < 0:
-        lacks.append(f"an `expect` of the {-barrier.missing_bytes} bytes that have landed")
+        return partition.place()
+    if barrier.number is not None:
+        return f"{partition.place()}\n    It waits {at_named(barrier)}."
+    lacks, missing = [], barrier.missing_bytes
+    if barrier.pending or not missing:
+        lacks.append(number(barrier.pending, "more arrival"))
+    if missing > 0:
+        lacks.append(f"{missing} more bytes from a load")
+    elif missing < 0:
+        lacks.append(f"an `expect` of the {-missing} bytes that have landed")
     history = "No partition has arrived there and no load has landed there."
-    if barrier.arrived:
-        name, turn = list(barrier.arrived.items())[-1]
+    for name, turn in barrier.arrived.items():  # the latest is the last
         history = f"The last arrival came from {name}, at turn {turn}."
-        for other in barrier.arrived:
-            history += f" {other} {'waits too' if other in waiting else 'has ended'}."
+    for name in barrier.arrived:
+        history += f" {name} {'waits too' if name in waiting else 'has ended'}."
     return (
-        f"{text}\n    It waits for the end of phase {partition.phase} of "
-        f"{name_of(barrier, partition.program)}, which needs "
-        f"{' and '.join(lacks if barrier.pending else lacks[1:] or lacks)} (it counts "
+        f"{partition.place()}\n    It waits for the end of phase {partition.phase} of "
+        f"{name_of(barrier, partition.program)}, which needs {' and '.join(lacks)} (it counts "
         f"{barrier.count}).\n    {history}"
     )
 
 
 def at_named(barrier):
     """What a named barrier waits for."""
-    who = ", ".join(dict.fromkeys(x.short() for x in barrier.arrived))
+    who = ", ".join(x.rpartition(", ")[2] for x in barrier.arrived)
     return (
-        f"at named barrier {barrier.number} for {barrier.needed} threads, of which "
-        f"{barrier.threads} have arrived: {who}"
+        f"at {name_of(barrier)} for {barrier.count} threads, of which "
+        f"{barrier.count - barrier.pending} have arrived: {who}"
     )
-
-
-FILLS = {"expect", "fill", "load_tile", "async_load", "async_copy_global_to_shared"}
 
 
 def mistake(partition):
     """What may be wrong where a partition waits: how unsure that is, and a sentence."""
-    who, barrier = partition.short(), partition.barrier
-    if partition.named is not None:
-        return 2, f"{who} waits {at_named(partition.named)}; no other partition arrives there"
+    who, barrier, phase = partition, partition.barrier, partition.phase
     if barrier is None:
         return 9, "all partitions wait"
-    name, phase = name_of(barrier, partition.program), partition.phase
-    missing, seen, number = barrier.missing_bytes, partition.ended.get(barrier), barrier.count
-    behind = barrier.ended - (seen or 0)
-    if missing and not barrier.pending:
-        landed = barrier.expected - missing
+    if barrier.number is not None:
+        return 2, f"{who} waits {at_named(barrier)}; no other partition arrives there"
+    name, program = name_of(barrier, partition.program), partition.program
+    if barrier.missing_bytes and not barrier.pending:
+        landed = barrier.expected - barrier.missing_bytes
         return 0, (
             f"{name} expects {barrier.expected} bytes in a phase, and {landed} bytes land there"
         )
+    seen = partition.ended.get(barrier)
+    behind = barrier.ended - (seen or 0)
     if behind > 1:
-        several = ""
-        if len(barrier.arrived) > number:
-            several = (
-                f"; {name} counts {number}, and {len(barrier.arrived)} partitions arrive there"
-            )
         return 1, (
             f"{behind} phases of {name} have ended that {who} has not waited for, so that a tile "
-            f"was filled again before {who} has read it, or given back too often{several}"
+            f"was filled again before {who} has read it, or given back too often; {name} counts "
+            f"{barrier.count}, and {number(len(barrier.arrived), 'partition')} arrived there"
         )
     if behind == 1:
         return 1, (
             f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
             f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"
         )
-    if barrier.arrived and barrier.pending < number:
-        return (
-            2,
-            f"{name} counts {number} arrivals, and {number - barrier.pending} came in this phase",
-        )
-    alive = {x.name for x in partition.machine.partitions}
-    ended = [x for x in partition.program.partitions[1:] if x.thread and x.name not in alive]
-    if ended and all(x not in alive for x in barrier.arrived):
+    came = barrier.count - barrier.pending
+    if barrier.arrived and came:
+        return 2, f"{name} counts {barrier.count} arrivals, and {came} came in this phase"
+    alive = {x.name for x in program.machine.partitions}
+    ended = [f"{x}" for x in program.partitions[1:] if x.thread and x.name not in alive]
+    if ended and alive.isdisjoint(barrier.arrived):
         return 4, (
-            f"{who} waits for {name}, and {', '.join(x.short() for x in ended)} has ended: no "
-            "partition fills it or arrives there any more"
+            f"{who} waits for {name}, and {', '.join(ended)} has ended: no partition fills it or "
+            "arrives there any more"
         )
     fills = any(FILLS & set(x.f_code.co_names) for x in frames(partition))
     if seen is None and not barrier.arrived and (fills or phase == 0):

@@ -1,31 +1,52 @@
-"""Tiles in shared memory."""
+"""Tiles in shared memory, and what those in tensor memory have in common with them."""
 
 import math
-import operator
 
 import numpy as np
 
 from flash_versions.simulator.dtypes import decode, encode
-from flash_versions.simulator.errors import AccessError, CompileError
-from flash_versions.simulator.gluon import report
+from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.gluon.mbarrier import allocate_mbarrier
+from flash_versions.simulator.gluon.report import checked_slot
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import Tile, described
 
 
-class Shared:
-    """A tile in shared memory, or a row of slots for tiles; views share its bytes.
+class Region:
+    """A tile on the chip, or a row of slots for tiles.
 
     Attributes:
         data: the elements as they are in memory.
-        low, high: the addresses that it covers, from its first element to its last.
+        low, high: the places that it covers, from its first to behind its last.
+    """
+
+    layout = None
+    rank = property(lambda self: len(self.shape))
+    a = property(lambda self: decode(self.data, self.dtype))  # as it is computed
+    _reinterpret = property(lambda self: self.reinterpret)  # its name until Triton 3.7
+
+    def fill(self, value):
+        """Write a tile of registers, which nothing in flight must need."""
+        if value.dtype is not self.dtype or tuple(value.shape) != tuple(self.shape):
+            kind = f"{self.dtype} of {list(self.shape)}"
+            raise CompileError(f"{described(value)} is stored to a tile of another kind, {kind}")
+        here.program.check_fill(self)
+        self.data[...] = encode(value.a, self.dtype)
+
+    def check_slice(self, start, length, size):
+        if not 0 <= start <= start + length <= size:
+            raise CompileError(f"{length} from {start} on, of a tile of {list(self.shape)}")
+
+
+class Shared(Region):
+    """Of shared memory, by addresses; views share its bytes.
+
+    Attributes:
         views: what `index` and the like gave, each once.
     """
 
-    kind, layout = "shared memory", None
+    kind = "shared memory"
     handle = property(lambda self: self)
-    rank = property(lambda self: len(self.shape))
-    a = property(lambda self: decode(self.data, self.dtype))  # as it is computed
 
     def __init__(self, data, dtype):
         self.data, self.dtype, self.shape, self.views = data, dtype, data.shape, {}
@@ -35,43 +56,33 @@ class Shared:
 
     def view(self, key, make):
         """A part, or the same in another form, by what tells it from others."""
-        found = self.views.get(key)
-        if found is None:
-            found = self.views[key] = Shared(make(), self.dtype)
-        return found
+        if key not in self.views:
+            self.views[key] = Shared(make(), self.dtype)
+        return self.views[key]
 
     def index(self, index):
-        i = operator.index(index)
-        if not 0 <= i < self.shape[0]:
-            raise AccessError(
-                f"slot {i} of {report.name_of(self)} does not exist: it has {self.shape[0]}"
-            )
+        i = checked_slot(self, index)
         return self.view(i, lambda: self.data[i])
 
     def reshape(self, shape):
-        return self.view(tuple(shape), lambda: reshaped(self.data, tuple(shape)))
+        return self.view(tuple(shape), lambda: reshaped(self.data, shape))
 
     def permute(self, order):
         return self.view(("permute", *order), lambda: self.data.transpose(order))
 
     def slice(self, start, length, dim=0):
-        if not 0 <= start <= start + length <= self.shape[dim]:
-            raise CompileError(f"{length} from {start} on, of a tile of {list(self.shape)}")
+        self.check_slice(start, length, self.shape[dim])
         place = (slice(None),) * dim + (slice(start, start + length),)
         return self.view(("slice", start, length, dim), lambda: self.data[place])
 
     def reinterpret(self, dtype, shape, layout):
-        line = reshaped(self.data, (self.data.size,)).view(dtype.stored)
-        return Shared(reshaped(line, tuple(shape)), dtype)
-
-    _reinterpret = reinterpret
+        line = reshaped(self.data, [self.data.size]).view(dtype.stored)
+        return Shared(reshaped(line, shape), dtype)
 
     def store(self, value):
-        check_stored(value, self)
         if here.program.hazards:
             here.program.hazards.fill(self)
-        here.program.check_fill(self)
-        self.data[...] = encode(value.a, self.dtype)
+        self.fill(value)
         here.partition.written.add(self)
 
     def load(self, layout=None):
@@ -90,13 +101,6 @@ def reshaped(data, shape):
     if made is None or not np.may_share_memory(made, data):
         raise CompileError(f"a tile of {list(data.shape)} in shared memory is no {list(shape)}")
     return made
-
-
-def check_stored(value, tile):
-    """Refuse to store a tile of another kind."""
-    if value.dtype is not tile.dtype or tuple(value.shape) != tuple(tile.shape):
-        kind = f"{tile.dtype} of {list(tile.shape)}"
-        raise CompileError(f"{described(value)} is stored to a tile of another kind, {kind}")
 
 
 def allocate_shared_memory(element_ty, shape, layout=None, value=None):

@@ -4,7 +4,7 @@ from there.
 
 import math
 import operator
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -16,14 +16,6 @@ from flash_versions.simulator.state import here
 from flash_versions.simulator.values import to_tensor
 
 
-class Box(NamedTuple):
-    """The type of a box."""
-
-    element_ty: object
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 class tensor_descriptor:
     """Boxes of a tensor, which may reach past its end."""
 
@@ -33,10 +25,7 @@ class tensor_descriptor:
 
     def __init__(self, base, shape, strides, block_shape, layout):
         self.memory, self.first, self.dtype = base.memory, int(base.offset), base.element
-        self.sizes, self.steps = (
-            list(map(operator.index, shape)),
-            list(map(operator.index, strides)),
-        )
+        self.sizes, self.steps = ([operator.index(n) for n in x] for x in (shape, strides))
         self.block_shape, self.layout = tuple(block_shape), layout
         size = self.dtype.itemsize
         starts = [self.memory.address + self.first * size, *(x * size for x in self.steps[:-1])]
@@ -46,7 +35,9 @@ class tensor_descriptor:
                 "its rows begin at multiples of 16 bytes, and none of its sizes is 0"
             )
         self.nbytes_per_cta = math.prod(self.block_shape) * size
-        self.block_type = Box(self.dtype, self.block_shape, self.nbytes_per_cta)
+        self.block_type = SimpleNamespace(
+            element_ty=self.dtype, shape=self.block_shape, nbytes=self.nbytes_per_cta
+        )
 
     def box(self, coordinates, tile):
         """Where a box is, the part of the tensor that lies in it, and the slices of a tile where
@@ -84,18 +75,31 @@ def make_tensor_descriptor(base, shape, strides, block_shape, layout, padding_op
     return tensor_descriptor(base, shape, strides, block_shape, layout)
 
 
-class Load:
-    """A copy into shared memory that is on its way."""
+class Copy:
+    """A copy between a box of a tensor and a tile in shared memory that is on its way.
+
+    Attributes:
+        part, place: of the tensor that lies in the box, and of the tile, see `box`.
+    """
+
+    def __init__(self, desc, coordinates, tile):
+        self.desc, self.tile, self.partition = desc, tile, here.partition
+        self.coordinates, self.part, self.place = desc.box(coordinates, tile)
+
+
+class Load(Copy):
+    """Into shared memory."""
 
     def __init__(self, source, coordinates, barrier, tile):
-        self.tile, self.barrier, self.bytes = tile, barrier, source.block_type.nbytes
-        self.partition = here.partition
-        self.coordinates, self.part, self.place = source.box(coordinates, tile)
-        self.clock = None
+        super().__init__(source, coordinates, tile)
+        self.barrier, self.bytes, self.clock = barrier, source.block_type.nbytes, None
         if here.program.hazards:
             self.clock = here.program.hazards.fill(tile, barrier)
             source.memory.note_box(self.part, "load")
-        here.program.check_fill(tile, by_tma=True)
+        if self.partition.machine.options.loads_need_fences:
+            said = "TMA fills {}, which was read without a fence"
+            here.program.check_fenced(tile, "read", said)
+        here.program.check_fill(tile)
 
     def land(self):
         """Write to shared memory."""
@@ -110,28 +114,27 @@ class Load:
         self.barrier.arrive(0, -self.bytes, partition, self.clock)
 
 
-class Store:
-    """A copy or an addition from shared memory to memory that is on its way."""
+class Store(Copy):
+    """Or an addition to memory."""
 
     def __init__(self, target, coordinates, tile, adds):
-        self.target, self.tile, self.adds, self.partition = target, tile, adds, here.partition
-        self.coordinates, self.part, self.place = target.box(coordinates, tile)
-        hazards = here.program.hazards
-        self.reads = hazards.read(tile, here.partition, None) if hazards else []
-        if hazards:
+        super().__init__(target, coordinates, tile)
+        self.adds, self.reads = adds, []
+        if hazards := here.program.hazards:
+            self.reads = hazards.read(tile, self.partition, None)
             target.memory.note_box(self.part, "atomic" if adds else "store")
 
     def read(self):
         """Read the tile, which may be written from now on."""
         for read in self.reads:
-            read.time = self.partition.clock[self.partition]
+            read.end()
         data = self.tile.data
         self.data = np.array(data if self.place is None else data[self.place])
 
     def land(self):
         """Write to memory."""
+        kind = self.desc.dtype
         if self.adds:
-            kind = self.target.dtype
             total = decode(self.part, kind) + decode(self.data, kind)
             self.data = encode(kind.round(total) if kind.round else total, kind)
         self.part[...] = self.data
@@ -141,8 +144,7 @@ class Store:
 def async_load(tensor_desc, coord, barrier, result, pred=True, multicast=False):
     if pred:
         load, machine = Load(tensor_desc, coord, barrier, result), here.partition.machine
-        late = machine.draw(machine.options.order.late_loads)
-        (machine.late if late else machine.able).append(load)
+        machine.able_or_late(machine.options.order.late_loads).append(load)
         note("copy", load, barrier)
         here.partition.pause()
 
@@ -152,7 +154,8 @@ def async_store(tensor_desc, coord, src, adds=False):
     if partition.before_tma:
         fences = " and ".join(sorted(partition.before_tma))
         raise AccessError(f"a TMA store comes behind a read of other programs without {fences}")
-    partition.program.check_fenced([src], "a TMA store")
+    said = "a TMA store reads {} without fence_async_shared"
+    partition.program.check_fenced(src, "written", said)
     partition.stores.append(Store(tensor_desc, coord, src, adds))
     note("store", src)
 
@@ -166,13 +169,14 @@ async_copy_global_to_shared, async_copy_shared_to_global = async_load, async_sto
 
 def store_wait(pendings):
     """Until all but so many tiles have been read."""
-    stores, machine = here.partition.stores, here.partition.machine
-    here.partition.pause(machine.late if len(stores) > pendings else None)
+    partition, machine = here.partition, here.partition.machine
+    stores = partition.stores
+    partition.pause(machine.late if len(stores) > pendings else None)
     while len(stores) > pendings:
         store = stores.pop(0)
         store.read()
-        if machine.draw(machine.options.order.late_loads):
-            here.partition.leaving.append(store)
+        if machine.random() < machine.options.order.late_loads:
+            partition.leaving.append(store)
         else:
             store.land()
 
@@ -188,8 +192,6 @@ def wait_stored(pendings):
 
 def fence_async_shared(cluster=False):
     """What this partition has read from shared memory and written there, it has done before."""
-    here.partition.written.clear()
-    here.partition.read.clear()
-    for barrier in here.partition.initialised:
-        barrier.unfenced = None
-    here.partition.initialised.clear()
+    partition = here.partition
+    for done in (partition.written, partition.read, partition.initialised):
+        done.clear()

@@ -8,15 +8,13 @@ Simulated: 512 columns of 128 lanes, tiles that share columns, the shapes and ty
 Not simulated: layouts of registers, fences of tcgen05, clusters of more than one program, speed.
 """
 
-import operator
-
 import numpy as np
 
 from flash_versions.simulator import dtypes
-from flash_versions.simulator.dtypes import decode, encode
-from flash_versions.simulator.errors import AccessError, CompileError
-from flash_versions.simulator.gluon.hazards import join
-from flash_versions.simulator.gluon.shared import Shared, check_stored
+from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.gluon.mbarrier import Barrier
+from flash_versions.simulator.gluon.report import checked_slot
+from flash_versions.simulator.gluon.shared import Region, Shared
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import Tile
 
@@ -38,55 +36,35 @@ def get_tmem_reg_layout(element_ty, shape, layout, num_warps=4, *others, **named
         raise CompileError(f"{num_warps} warps; 4 reach all lanes of a tile of {LANES} rows")
 
 
-class tensor_memory_descriptor_type:
-    """Where Triton has `get_tmem_reg_layout` from 3.8 on."""
+class TensorMemory(Region):
+    """Of tensor memory, by columns, over which the last dimension runs: no address is as small."""
 
-    def __init__(self, *arguments):
-        self.get_reg_layout = lambda num_warps=4, **named: get_tmem_reg_layout(
-            *[None] * 3, num_warps
-        )
-
-
-class TensorMemory:
-    """Tiles in tensor memory; views share their columns, over which the last dimension runs.
-
-    Attributes:
-        low, high: the first column, and the one behind the last. No address is as small.
-    """
-
-    kind, layout = "tensor memory", None
-    a = property(lambda self: decode(self.data, self.dtype))  # as it is computed
+    kind = "tensor memory"
 
     def __init__(self, low, shape, dtype):
-        self.program, self.low, self.shape, self.dtype = here.program, low, shape, dtype
+        self.program, self.low, self.shape, self.dtype = here.program, low, tuple(shape), dtype
         self.columns = max(1, shape[-1] * dtype.itemsize // BYTES)  # of one tile
         self.high = low + self.columns * (shape[0] if len(shape) == 3 else 1)
 
     @property
     def data(self):
-        """The elements of a tile as they are in memory."""
         own = self.program.tensor_memory[:, self.low : self.high]
         return own.view(self.dtype.stored)[:, : self.shape[-1]]
 
     def index(self, index):
-        i = operator.index(index)
-        if not 0 <= i < self.shape[0]:
-            raise AccessError(f"tile {i} of {self.shape[0]} in tensor memory")
-        return TensorMemory(self.low + i * self.columns, self.shape[1:], self.dtype)
+        low = self.low + checked_slot(self, index) * self.columns
+        return TensorMemory(low, self.shape[1:], self.dtype)
 
     def slice(self, start, length):
-        if not 0 <= start <= start + length <= self.shape[-1]:
-            raise CompileError(f"{length} columns from {start} on, of a tile of {list(self.shape)}")
+        self.check_slice(start, length, self.shape[-1])
         low = self.low + start * self.dtype.itemsize // BYTES
         return TensorMemory(low, (*self.shape[:-1], length), self.dtype)
 
     def reinterpret(self, dtype, shape, layout=None, _semantic=None):
-        made = TensorMemory(self.low, tuple(shape), dtype)
+        made = TensorMemory(self.low, shape, dtype)
         if made.high != self.high:
             raise CompileError(f"{self.dtype} {self.shape} is not {dtype} {list(shape)}")
         return made
-
-    _reinterpret = reinterpret
 
     def load(self, layout=None):
         here.partition.pause()
@@ -94,17 +72,15 @@ class TensorMemory:
         return Tile(np.array(self.a), self.dtype)
 
     def store(self, value, pred=True):
-        check_stored(value, self)
         here.partition.pause()
         if pred:
-            here.program.check_fill(self)
-            self.data[...] = encode(value.a, self.dtype)
+            self.fill(value)
 
 
 def allocate_tensor_memory(element_ty, shape, layout, value=None):
     """Tiles (tiles, 128, n) or (128, n); what nothing was written to reads as NaN."""
     program = here.program
-    made = TensorMemory(program.columns, tuple(shape), element_ty)
+    made = TensorMemory(program.columns, shape, element_ty)
     program.columns = made.high
     if made.high > COLUMNS:
         raise CompileError(f"{made.high} columns of {COLUMNS} are allocated")
@@ -121,17 +97,17 @@ class Product:
     def __init__(self, operands, written, use_acc, barriers):
         self.operands, self.written, self.use_acc = operands, written, use_acc
         self.barriers, self.partition, self.queue = barriers, here.partition, here.program.queue
-        self.waiting = []  # the partition that waits for it without a barrier
         self.clock = None
+        shared = [x for x in operands if isinstance(x, Shared)]
+        for x in shared:
+            here.program.check_fenced(x, "written", "a product reads {} without fence_async_shared")
         if hazards := here.program.hazards:
             hazards.queued += 1
-            for x in operands:
-                if isinstance(x, Shared):
-                    hazards.read(x, "queue", hazards.queued)
-            self.clock = dict(self.partition.clock) | {"queue": hazards.queued}
+            for x in shared:
+                hazards.read(x, "queue", hazards.queued)
+            self.clock = self.partition.clock | {"queue": hazards.queued}
         machine = here.partition.machine
-        late = machine.draw(machine.options.order.late_products)
-        self.among = machine.late if late else machine.able
+        self.among = machine.able_or_late(machine.options.order.late_products)
         self.queue.append(self)
         if self.queue[0] is self:
             self.among.append(self)
@@ -146,7 +122,6 @@ class Product:
             acc.data[...] = a @ b + acc.a if self.use_acc else a @ b
         for barrier in self.barriers:
             barrier.arrive(1, partition=self.partition, clock=self.clock)
-        self.partition.machine.able += self.waiting
 
 
 def tcgen05_mma(
@@ -156,17 +131,15 @@ def tcgen05_mma(
     if not pred:
         return
     check_operands(a, b, acc)
-    here.program.check_fenced([x for x in (a, b) if isinstance(x, Shared)], "a product")
-    barriers = mbarriers or []
-    preds = [True] * len(barriers) if mbarrier_preds is None else mbarrier_preds
-    told = [barrier for barrier, told in zip(barriers, preds, strict=True) if told]
-    product = Product((a, b), (acc,), bool(use_acc), told)
     if mbarriers is None:
-        product.waiting.append(here.partition)
-        here.partition.wait()
-        join(here.partition.clock, product.clock or {})
-    else:
-        here.partition.pause()
+        done = Barrier(count=1)
+        Product((a, b), (acc,), bool(use_acc), [done])
+        done.wait_for(0)
+        return
+    preds = [True] * len(mbarriers) if mbarrier_preds is None else mbarrier_preds
+    told = [barrier for barrier, told in zip(mbarriers, preds, strict=True) if told]
+    Product((a, b), (acc,), bool(use_acc), told)
+    here.partition.pause()
 
 
 def check_operands(a, b, acc):

@@ -19,15 +19,13 @@ class Product(Tile):
         torn: who has filled one of the operands before it was waited for.
     """
 
-    __slots__ = (
-        "acc", "done", "factors", "operands", "partition", "reads", "result", "shape", "torn",
-    )  # fmt: skip
+    shape = ()
 
     def __init__(self, a, b, acc, use_acc):
         self.factors, self.acc = (a, b), acc if use_acc else None
         self.operands = [x for x in (a, b) if isinstance(x, Shared)]
         self.shape, self.dtype, self.partition = acc.shape, acc.dtype, here.partition
-        self.result, self.done, self.torn, self.reads = None, False, "", []
+        self.result, self.torn, self.reads = None, getattr(self.acc, "torn", ""), []
 
     @property
     def a(self):
@@ -36,8 +34,10 @@ class Product(Tile):
             self.torn or "a product is read while it is in flight: wait for it before"
         )
 
-    def compute(self):
-        """Multiply what is in the tiles now; what it adds to comes first."""
+    def computed(self):
+        """Its result, of what is in the tiles at the first call; what it adds to comes first."""
+        if self.result is not None:
+            return self.result
         a, b = (np.asarray(x.a, np.float32) for x in self.factors)
         if self.dtype is float16:  # rounded after each instruction, which sums up 32
             made = np.zeros(self.shape, np.float16)
@@ -46,17 +46,9 @@ class Product(Tile):
         else:
             made = a @ b
             if self.acc is not None:
-                made += sum_of(self.acc)
+                made += (self.acc.computed() if isinstance(self.acc, Product) else self.acc).a
         self.result, self.factors, self.acc = Tile(made, self.dtype), None, None
-
-
-def sum_of(acc):
-    """What a product adds to, which may be in flight, too."""
-    if not isinstance(acc, Product):
-        return acc.a
-    if acc.result is None:
-        acc.compute()
-    return acc.result.a
+        return self.result
 
 
 def warpgroup_mma_init(value):
@@ -67,20 +59,19 @@ def warpgroup_mma(
     a, b, acc, use_acc=True, precision=None, max_num_imprecise_acc=None, is_async=False
 ):
     check_operands(a, b, acc)
-    partition, use_acc = here.partition, bool(use_acc)
+    partition = here.partition
     if use_acc and acc.dtype is float16:
         raise CompileError("sums in fp16 that go on are not simulated")
-    product = Product(a, b, acc, use_acc)
-    product.torn = getattr(acc, "torn", "") if use_acc else ""
-    if hazards := partition.program.hazards:
-        product.reads = [
-            y for x in product.operands for y in hazards.read(x, partition, None, product)
-        ]
-    partition.program.check_fenced(product.operands, "a product")
-    if not partition.machine.draw(partition.machine.options.order.late_products):
-        product.compute()
+    product = Product(a, b, acc, bool(use_acc))
+    for x in product.operands:
+        if hazards := partition.program.hazards:
+            product.reads += hazards.read(x, partition, None, product)
+        partition.program.check_fenced(
+            x, "written", "a product reads {} without fence_async_shared"
+        )
+    if partition.machine.random() >= partition.machine.options.order.late_products:
+        product.computed()
     partition.products.append(product)
-    partition.program.products[product] = None
     note("product", product)
     return product if is_async else warpgroup_mma_wait(0, deps=[product])
 
@@ -109,19 +100,19 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     among = machine.able
     if any(x.result is None for x in waited):
         among = machine.late
-    elif waited and not machine.draw(machine.options.order.late_products):
+    elif waited and machine.random() >= machine.options.order.late_products:
         among = machine.patient
     partition.pause(among)
     del partition.products[: len(waited)]
     for product in waited:
-        del partition.program.products[product]
-        if product.result is None:
-            product.compute()
-        product.done = True
+        product.computed()
         for read in product.reads:
-            read.time = partition.clock[partition]
+            read.end()
         note("done", product)
-    results = tuple(
-        x.result if isinstance(x, Product) and x.done and not x.torn else x for x in deps
-    )
+    results = tuple(x.result if is_done(x) else x for x in deps)
     return results[0] if len(results) == 1 else results
+
+
+def is_done(x):
+    """Whether something is a product that was waited for, and whose result is right."""
+    return isinstance(x, Product) and not x.torn and all(y is not x for y in x.partition.products)

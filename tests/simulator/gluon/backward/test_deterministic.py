@@ -66,7 +66,7 @@ class Recorder:
         program = partition.program.number
         if what == "copy" and program not in self.keys and isinstance(tile, Load):
             self.keys[program] = tile.coordinates
-        if what == "stored" and isinstance(tile, Store) and tile.target.dtype is float32:
+        if what == "stored" and isinstance(tile, Store) and tile.desc.dtype is float32:
             self.added[tuple(tile.coordinates)].append(program)
 
     def tiles(self):
