@@ -5,8 +5,7 @@ infinity, though no operand has.
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +14,8 @@ from flash_versions.simulator.launch import OWN
 from flash_versions.simulator.values import Pointer, Tile
 
 Place = tuple[int, int, int, int]  # first line and column of an expression, last line and column
-KINDS: dict[str, Callable[[Any], Any]] = {
-    "NaN": np.isnan,
-    "inf": np.isposinf,
-    "-inf": np.isneginf,
-}
-
-
-def is_kind(kind: str, x: float) -> bool:
-    """Whether a number is a NaN, or this infinity."""
-    return bool(KINDS[kind](x))
+KINDS: dict[str, Callable[[Any], Any]] = {"NaN": np.isnan, "inf": np.isposinf, "-inf": np.isneginf}
+SUMS = "dot", "sum", "warpgroup_mma", "warpgroup_mma_wait"
 
 
 class Birth(NamedTuple):
@@ -45,103 +36,86 @@ class Birth(NamedTuple):
     operands: tuple[Any, ...]
     element: str
 
-    @property
-    def has_inf(self) -> bool:
-        """Whether an operand is inf, or may be one of those that are summed up."""
-        return self.sums or any(x is not None and x == np.inf for x in self.operands)
-
-    @property
-    def has_infinities(self) -> bool:
-        """Whether an operand is one."""
-        numbers = [x for x in self.operands if isinstance(x, float | np.floating)]
-        return any(np.isinf(x) for x in numbers)
-
-    @property
-    def sums(self) -> bool:
-        """Whether the operation is a product of matrices or a sum."""
-        return self.function in ("dot", "sum", "warpgroup_mma", "warpgroup_mma_wait")
+    def has(self, is_bad: Callable[[Any], Any]) -> bool:
+        """Whether an operand is such a number."""
+        return any(is_bad(x) for x in self.operands if isinstance(x, float | np.floating))
 
 
-class Origins:
-    """The births in the kernels of a file.
+def traced(
+    run: Callable[[], float], file: str, kind: str, healed: Collection[Place] = ()
+) -> tuple[dict[Place, Birth], float]:
+    """The births in the kernels of a file, and what a function returns that launches them. Each
+    tile that is made is looked at, which is slow.
 
     Args:
-        file: whose lines are named.
         kind: "NaN", "inf" or "-inf".
         healed: places whose births become 0, to see what becomes of the result.
     """
+    births, make = dict[Place, Birth](), Tile.__init__
 
-    def __init__(self, file: str, kind: str, healed: frozenset[Place] = frozenset()) -> None:
-        self.file, self.kind, self.is_bad, self.healed = file, kind, KINDS[kind], healed
-        self.births = dict[Place, Birth]()
+    def made(tile: Tile, a: Any, type: Any) -> None:
+        make(tile, a, type)
+        if type.kind == 2 and (bad := KINDS[kind](a)).any():
+            place = born(births, bad, f"{type}", file, kind)
+            if place in healed:
+                tile.a = np.where(bad, type.np(0), a)[()]
 
-    @contextmanager
-    def tracing(self) -> Iterator["Origins"]:
-        """Inside, each tile that is made is looked at, which is slow."""
-        make = Tile.__init__
+    Tile.__init__ = made  # type: ignore[method-assign, assignment]
+    try:
+        return births, run()
+    finally:
+        Tile.__init__ = make  # type: ignore[method-assign]
 
-        def made(tile: Tile, a: Any, kind: Any) -> None:
-            make(tile, a, kind)
-            if kind.kind == 2 and (bad := self.is_bad(a)).any():
-                place = self.born(bad, kind)
-                if place in self.healed:
-                    tile.a = np.where(bad, kind.np(0), a)[()]
 
-        Tile.__init__ = made  # type: ignore[method-assign, assignment]
-        try:
-            yield self
-        finally:
-            Tile.__init__ = make  # type: ignore[method-assign]
+def born(births: dict[Place, Birth], bad: Any, type: str, file: str, kind: str) -> Place | None:
+    """Note the operation of the kernel that makes a tile; None if an operand is bad already."""
+    frame, inner = sys._getframe(2), None
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
+        inner, frame = frame, frame.f_back  # at the end the function that the kernel calls
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None or inner is None:
+        return None
+    code, given = inner.f_code, inner.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = [given[name] for name in names if name in given]
+    arguments = [y for x in arguments for y in (x if isinstance(x, tuple) else (x,))]
+    operands = [x for x in arguments if isinstance(x, Tile | float | int | Pointer)]
+    checked = Tile if kind == "NaN" else (Tile, float)  # nan is one where it is written, too
+    numbers = [numbers_of(x) for x in operands if isinstance(x, checked)]
+    if kind == "NaN" and code.co_name == "load":
+        numbers = []
+    if any(x.dtype.kind == "f" and KINDS[kind](x).any() for x in numbers):
+        return None
+    line, last, column, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    place = line or frame.f_lineno, column or 0, last or frame.f_lineno, end or 0
+    if place not in births:
+        shape = np.shape(bad)
+        first = np.unravel_index(int(np.argmax(bad)), shape)
+        values = tuple(at(x, first, shape) for x in operands)
+        mask, name, element = given.get("mask"), code.co_name, ""
+        if name == "load" and isinstance(mask, Tile) and not at(mask, first, shape):
+            name = "load without other"
+        if operands and isinstance(operands[0], Pointer) and isinstance(values[0], tuple):
+            memory = operands[0].memory
+            element = getattr(memory, "element", lambda i: memory.name)(values[0][1])
+        births[place] = Birth(place[0], text_of(file, place), name, type, values, element)
+    return place
 
-    def born(self, bad: Any, kind: Any) -> Place | None:
-        """Note the operation of the kernel that makes a tile; None if an operand is bad already."""
-        frame, inner = sys._getframe(2), None
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
-            inner, frame = frame, frame.f_back  # at the end the function that the kernel calls
-        while frame is not None and frame.f_code.co_filename != self.file:
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None or inner is None:
-            return None
-        code = inner.f_code
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [inner.f_locals[name] for name in names if name in inner.f_locals]
-        given = [y for x in given for y in (x if isinstance(x, tuple) else (x,))]
-        operands = [x for x in given if isinstance(x, Tile | float | int | Pointer)]
-        literal = (float, int) if self.kind == "NaN" else ()  # nan is one where it is written, too
-        for x in operands:
-            if isinstance(x, (Pointer, *literal)) or type(x).__name__ == "Product":
-                continue  # a product of Hopper's is looked at when it is waited for
-            a = getattr(x, "a", x)
-            if np.asarray(a).dtype.kind != "f":
-                continue
-            if self.is_bad(a).any() and not (self.kind == "NaN" and code.co_name == "load"):
-                return None
-        line, last, column, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        place = line or frame.f_lineno, column or 0, last or frame.f_lineno, end or 0
-        if place not in self.births:
-            first = np.unravel_index(int(np.argmax(bad)), np.shape(bad))
-            values = tuple(at(x, first, np.shape(bad)) for x in operands)
-            mask = inner.f_locals.get("mask")
-            absent = code.co_name == "load" and isinstance(mask, Tile)
-            absent = absent and not at(mask, first, np.shape(bad))
-            element = ""
-            if operands and isinstance(operands[0], Pointer) and isinstance(values[0], tuple):
-                memory = operands[0].memory
-                element = getattr(memory, "element", lambda i: memory.name)(values[0][1])
-            text, name = text_of(self.file, place), code.co_name
-            if absent:
-                name = "load without other"
-            self.births[place] = Birth(place[0], text, name, f"{kind}", values, element)
-        return place
+
+def numbers_of(x: Any) -> np.ndarray:
+    """The numbers of an operand; none of a product of Hopper's, which is looked at when it is
+    waited for.
+    """
+    if x.__class__.__name__ == "Product":
+        return np.empty(0)
+    return np.asarray(x.offset if isinstance(x, Pointer) else getattr(x, "a", x))
 
 
 def at(x: Any, index: Any, shape: tuple[int, ...]) -> Any:
     """An operand's element that belongs to one of the result; None if it has no such."""
-    if type(x).__name__ == "Product":
-        return None
-    a = x.offset if isinstance(x, Pointer) else getattr(x, "a", x)
     try:
-        found = np.broadcast_to(a, shape)[index]
+        found = np.broadcast_to(numbers_of(x), shape)[index]
     except ValueError:
         return None
     return (x, int(found)) if isinstance(x, Pointer) else found
@@ -182,24 +156,16 @@ def origin_of(run: Callable[[], float], file: str, value: float) -> str | None:
         value: what the element is.
     """
     kind = "NaN" if value != value else str(value)
+    is_bad = KINDS[kind]
     births, _ = traced(run, file, kind)
-    alone = [x for x in births if not is_kind(kind, traced(run, file, kind, {x})[1])]
-    if not births or not (alone or not is_kind(kind, traced(run, file, kind, set(births))[1])):
+    alone = [x for x in births if not is_bad(traced(run, file, kind, {x})[1])]
+    if not births or not (alone or not is_bad(traced(run, file, kind, births)[1])):
         return None  # it is written as a number, or handed on as one
     birth, cause = births[(alone or list(births))[0]], ""
-    if kind != "inf" and birth.has_inf:
-        found = sorted(traced(run, file, "inf")[0].values(), key=lambda x: x.has_infinities)
+    if kind != "inf" and (birth.function in SUMS or birth.has(np.isposinf)):
+        found = sorted(traced(run, file, "inf")[0].values(), key=lambda x: x.has(np.isinf))
         cause = "".join(f"; its inf comes from {said_of(x)}" for x in found[:1])
     return f"the {kind} comes from {said_of(birth)}{cause}"
-
-
-def traced(
-    run: Callable[[], float], file: str, kind: str, healed: Collection[Any] = ()
-) -> tuple[dict[Any, Birth], float]:
-    """The operations that such numbers come from, and the result if those of some were 0."""
-    with Origins(file, kind, frozenset(healed)).tracing() as origins:
-        result = run()
-    return origins.births, result
 
 
 def said_of(birth: Birth) -> str:
@@ -219,7 +185,7 @@ def said_of(birth: Birth) -> str:
     tree = tree.value if isinstance(tree, ast.Expr | ast.Assign) else tree
     symbol = SYMBOLS.get(type(getattr(tree, "op", None)))
     name = ast.unparse(tree.func).rpartition(".")[2] if isinstance(tree, ast.Call) else "it"
-    if birth.sums:
+    if birth.function in SUMS:
         said = "a sum of numbers with inf among them"
     elif symbol and len(numbers) == 2:
         said = f"{numbers[0]} {symbol} {numbers[1]}"

@@ -97,7 +97,7 @@ class Hazards:
                     raise AccessError(too_early(fill, read, partition))
             if partition.clock.get(fill.key, 0) < fill.time:
                 raise AccessError(
-                    f"{report.name_of(tile)} is filled again by {partition} before it is "
+                    f"{tile} is filled again by {partition} before it is "
                     f"known that the tile of {fill.place} has landed and been read, without "
                     f"waiting for who reads it{stale(partition)}"
                 )
@@ -107,7 +107,7 @@ class Hazards:
             initialised = (x.initialised for x in here.program.partitions)
             if not here.program.columns and any(barrier in x for x in initialised):
                 raise AccessError(
-                    f"a load of {partition} uses {report.name_of(barrier)} without a fence "
+                    f"a load of {partition} uses {barrier} without a fence "
                     "behind mbarrier.init: fence_async_shared() has to follow, which shows new "
                     "barriers to TMA"
                 )
@@ -130,8 +130,8 @@ class Hazards:
             for read in fill.reads:
                 if arrived == fill.guards and read.partition is partition and read.time is None:
                     raise AccessError(
-                        f"{report.name_of(fill.tile)} is released before it is read: "
-                        f"{partition} arrives at {report.name_of(barrier)} while the "
+                        f"{fill.tile} is released before it is read: "
+                        f"{partition} arrives at {barrier} while the "
                         f"product that reads the tile ({read.line}) is in flight, because no "
                         "warpgroup_mma_wait has waited for it yet"
                     )
@@ -170,13 +170,13 @@ def too_early(fill, read, partition):
         why = few
     elif barrier is not None and partition.clock.get(read.partition, 0) and partition.stale is None:
         why = (
-            f"{filler} has waited for {report.name_of(barrier)}, and the last arrival of {reader} "
+            f"{filler} has waited for {barrier}, and the last arrival of {reader} "
             "there came before that read; it has to arrive behind it"
         )
     else:
         why = f"{filler} fills it without waiting for {reader}{stale(partition)}"
     return (
-        f"{report.name_of(fill.tile)} is filled again by {filler} while {reader} may still read "
+        f"{fill.tile} is filled again by {filler} while {reader} may still read "
         f"it ({read.line}): {why}"
     )
 
@@ -187,12 +187,11 @@ def unfilled(tile, fill, partition, is_late):
     Args:
         fill: that is late, or whose tile was released; None if there is none.
     """
-    name, reader, barrier = report.name_of(tile), partition, None
+    name, reader = f"{tile}", partition
     if fill and not is_late:
-        barrier = report.name_of(min(fill.guards, key=id))
         return (
-            f"{name} is released before it is read: {reader} has arrived at {barrier}, and reads "
-            "the tile behind that"
+            f"{name} is released before it is read: {reader} has arrived at "
+            f"{min(fill.guards, key=id)}, and reads the tile behind that"
         )
     if fill and partition not in fill.earlier and partition.clock.get(fill.key, 0):
         few = too_few(fill.waited, fill.earlier | {partition})
@@ -203,7 +202,7 @@ def unfilled(tile, fill, partition, is_late):
     by = f"it is filled by {fill.place}" if fill else "nothing has filled it yet"
     wait = stale(partition)
     if not wait and fill and fill.barrier is not None:
-        wait = f" for {report.name_of(fill.barrier)}, which tells that it has landed"
+        wait = f" for {fill.barrier}, which tells that it has landed"
     return f"{name} is read by {reader} before it is filled, without waiting{wait}; {by}"
 
 
@@ -212,9 +211,7 @@ def too_few(barrier, readers):
     if barrier is None or barrier.count >= len(readers):
         return ""
     counted = report.number(barrier.count, "arrival")
-    return (
-        f"{report.name_of(barrier)} counts {counted}, and {len(readers)} partitions read the tile"
-    )
+    return f"{barrier} counts {counted}, and {len(readers)} partitions read the tile"
 
 
 def stale(partition):
@@ -223,7 +220,7 @@ def stale(partition):
     if phase is None:
         return ""
     return (
-        f": its wait for phase {phase} of {report.name_of(partition.waited)} returns at once, "
+        f": its wait for phase {phase} of {partition.waited} returns at once, "
         f"because that phase has ended before; is it the wrong phase, and should it be {1 - phase}?"
     )
 

@@ -220,7 +220,7 @@ class Program:
         """
         for partition in self.partitions:
             if any(overlap(tile, x) for x in getattr(partition, touched)):
-                raise AccessError(said.format(report.name_of(tile, self)))
+                raise AccessError(said.format(tile))
 
     def check_fill(self, tile, filler=None):
         """Refuse to write a tile that a product of Blackwell's is to use. A product of Hopper's
@@ -230,7 +230,7 @@ class Program:
         for product in (x for partition in self.partitions for x in partition.products):
             if not product.torn and any(overlap(tile, x) for x in product.operands):
                 product.torn = (
-                    f"{report.name_of(tile, self)} is filled by {filler or here.partition.place()} "
+                    f"{tile} is filled by {filler or here.partition.place()} "
                     f"while a product of {product.partition.name} that no warpgroup_mma_wait has "
                     "waited for still reads it"
                 )
@@ -241,7 +241,7 @@ class Program:
         for product in self.queue:
             used = product.written if reads else product.operands + product.written
             if any(overlap(tile, x) for x in used):
-                raise AccessError(f"{report.name_of(tile, self)} in {tile.kind} is {what}")
+                raise AccessError(f"{tile} in {tile.kind} is {what}")
 
 
 class Partition:

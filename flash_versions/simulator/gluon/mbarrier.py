@@ -15,7 +15,7 @@ class MBarrierLayout:
         pass
 
 
-class Barrier:
+class Barrier(report.Named):
     """An mbarrier: its phase flips when `count` have arrived and all expected bytes have landed. A
     named barrier, which has a number, counts threads and is one of these for a single phase.
 
@@ -26,9 +26,13 @@ class Barrier:
     """
 
     def __init__(self, count=0, number=None):
+        super().__init__()
         self.count, self.pending, self.number = count, count, number
         self.missing_bytes = self.expected = self.phase = self.ended = 0
         self.waiting, self.arrived, self.hold, self.known = [], {}, {}, {}
+
+    def __str__(self):
+        return super().__str__() if self.number is None else f"named barrier {self.number}"
 
     def arrive(self, count, missing_bytes=0, partition=None, clock=None):
         """Count arrivals, and bytes that are to land or, below 0, have landed."""
@@ -47,7 +51,7 @@ class Barrier:
             who = len(self.arrived)
             who = f"{who} partitions arrive" if who > 1 else "one partition several times arrives"
             raise AccessError(
-                f"more arrivals than {report.name_of(self, partition.program)} counts: it counts "
+                f"more arrivals than {self} counts: it counts "
                 f"{self.count}, and {who} there: {', '.join(self.arrived)}"
             )
         if self.pending == self.missing_bytes == 0:
@@ -61,7 +65,7 @@ class Barrier:
     def check(self):
         """Refuse a barrier that no count was given to."""
         if not self.count:
-            raise AccessError(f"{report.name_of(self)} is used before mbarrier.init")
+            raise AccessError(f"{self} is used before mbarrier.init")
 
     def wait_for(self, phase):
         """Let the partition that runs go on when this phase has ended."""
@@ -75,9 +79,10 @@ class Barrier:
         hazards.join(partition.clock, self.known)
 
 
-class Barriers(list):
+class Barriers(list, report.Named):
     """A row of barriers."""
 
+    program = None
     shape = property(lambda self: (len(self), 1))
 
     def index(self, index):

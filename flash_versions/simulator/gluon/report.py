@@ -54,21 +54,25 @@ def fields(name, value, depth=MOST_FIELDS):
             yield from fields(path, getattr(value, field, None), depth - 1)
 
 
-def name_of(thing, program=None):
-    """A tile or a barrier as its kernel names it, "slot 0 of `full`": sought among the variables of
-    the partition that runs, then of the others of its program, the outermost function's first.
-    """
-    if getattr(thing, "number", None) is not None:
-        return f"named barrier {thing.number}"
-    program = program or here.partition.program
-    others = [x for x in program.machine.partitions if x.program is program and x.thread]
-    for partition in sorted(others, key=lambda x: x is not here.partition):
-        for frame in frames(partition):
-            for variable, content in frame.f_locals.items():
-                for name, value in fields(variable, content):
-                    if (part := part_of(value, thing)) is not None:
-                        return f"{part}`{name}`"
-    return "a tile" if hasattr(thing, "low") else "a barrier"
+class Named:
+    """What a kernel names: a tile, a barrier, or a row of barriers, of the program that runs."""
+
+    def __init__(self):
+        self.program = here.program
+
+    def __str__(self):
+        """Its name, "slot 0 of `full`": sought among the variables of the partition that runs, then
+        of the others of its program, the outermost function's first.
+        """
+        program = self.program or here.program
+        others = [x for x in program.machine.partitions if x.program is program and x.thread]
+        for partition in sorted(others, key=lambda x: x is not here.partition):
+            for frame in frames(partition):
+                for variable, content in frame.f_locals.items():
+                    for name, value in fields(variable, content):
+                        if (part := part_of(value, self)) is not None:
+                            return f"{part}`{name}`"
+        return "a tile" if hasattr(self, "low") else "a barrier"
 
 
 def part_of(value, thing):
@@ -90,7 +94,7 @@ def checked_slot(row, index):
     """The number of a slot that a row of tiles or barriers has."""
     i, n = operator.index(index), row.shape[0]
     if not 0 <= i < n:
-        raise AccessError(f"slot {i} of {name_of(row)} does not exist: it has {n}")
+        raise AccessError(f"slot {i} of {row} does not exist: it has {n}")
     return i
 
 
@@ -124,7 +128,7 @@ def explain(partition, waiting):
         history += f" {name} {'waits too' if name in waiting else 'has ended'}."
     return (
         f"{partition.place()}\n    It waits for the end of phase {partition.phase} of "
-        f"{name_of(barrier, partition.program)}, which needs {' and '.join(lacks)} (it counts "
+        f"{barrier}, which needs {' and '.join(lacks)} (it counts "
         f"{barrier.count}).\n    {history}"
     )
 
@@ -133,7 +137,7 @@ def at_named(barrier):
     """What a named barrier waits for."""
     who = ", ".join(x.rpartition(", ")[2] for x in barrier.arrived)
     return (
-        f"at {name_of(barrier)} for {barrier.count} threads, of which "
+        f"at {barrier} for {barrier.count} threads, of which "
         f"{barrier.count - barrier.pending} have arrived: {who}"
     )
 
@@ -145,7 +149,7 @@ def mistake(partition):
         return 9, "all partitions wait"
     if barrier.number is not None:
         return 2, f"{who} waits {at_named(barrier)}; no other partition arrives there"
-    name, program = name_of(barrier, partition.program), partition.program
+    name, program = f"{barrier}", partition.program
     if barrier.missing_bytes and not barrier.pending:
         landed = barrier.expected - barrier.missing_bytes
         return 0, (

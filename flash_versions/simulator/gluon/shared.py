@@ -7,12 +7,12 @@ import numpy as np
 from flash_versions.simulator.dtypes import decode, encode
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.gluon.mbarrier import allocate_mbarrier
-from flash_versions.simulator.gluon.report import checked_slot
+from flash_versions.simulator.gluon.report import Named, checked_slot
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import Tile, described
 
 
-class Region:
+class Region(Named):
     """A tile on the chip, or a row of slots for tiles.
 
     Attributes:
@@ -49,6 +49,7 @@ class Shared(Region):
     handle = property(lambda self: self)
 
     def __init__(self, data, dtype):
+        super().__init__()
         self.data, self.dtype, self.shape, self.views = data, dtype, data.shape, {}
         self.low = data.__array_interface__["data"][0]
         steps = zip(data.shape, data.strides)

@@ -42,7 +42,8 @@ class TensorMemory(Region):
     kind = "tensor memory"
 
     def __init__(self, low, shape, dtype):
-        self.program, self.low, self.shape, self.dtype = here.program, low, tuple(shape), dtype
+        super().__init__()
+        self.low, self.shape, self.dtype = low, tuple(shape), dtype
         self.columns = max(1, shape[-1] * dtype.itemsize // BYTES)  # of one tile
         self.high = low + self.columns * (shape[0] if len(shape) == 3 else 1)
 
