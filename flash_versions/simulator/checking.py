@@ -7,6 +7,7 @@ and that have no `other` are NaN; of integers, a number far outside. In Gluon, a
 memory that no barrier orders are errors, too: see `gluon/hazards.py`.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,13 +49,11 @@ class Seen:
         self.loads, self.stores, self.launch, self.number = 0, 0, -1, number
         self.written = np.zeros(number, bool) if fresh else None
         self.read = np.zeros(number, bool) if notes_reads else None
-        self.writer = self.reader = self.stored_at = np.empty(0, np.int64)
 
     def begin(self, launch: int) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
         self.launch, self.epochs = launch, dict[int, int]()
-        self.writer, self.reader = np.full((2, self.number), NOBODY)
-        self.stored_at = np.zeros(self.number, np.int64)
+        self.writer, self.reader, self.stored_at = np.full((3, self.number), NOBODY)
 
 
 class Watch(TorchFunctionMode):
@@ -81,7 +80,8 @@ class Watch(TorchFunctionMode):
         self.fresh: dict[int, torch.Tensor] = {}
         self.seen: dict[tuple[int, int], Seen] = {}
         self.kept: list[torch.Tensor] = []  # so that no address is used twice
-        self.clock, self.atomics, self.launch = 0, dict[int, int](), -1
+        self.tick = itertools.count(1).__next__
+        self.atomics: dict[tuple[int, int], int] = {}  # (launch, program) -> tick of its last one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
@@ -133,10 +133,9 @@ def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(line).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def who_runs() -> int:
-    """The number of the program, or of the partition of it, that runs."""
-    partition = here.partition
-    return here.program.number * PARTITIONS + (0 if partition is None else partition.index)
+def strangers(who: Any) -> Any:
+    """Which of these who were at an element belong to another program."""
+    return (who != NOBODY) & (who // PARTITIONS != here.program.number)
 
 
 def first_of(values: Any, chosen: Any) -> int:
@@ -149,7 +148,6 @@ class WatchedMemory(Memory):
 
     Attributes:
         own: which elements of the storage are the tensor's; None if all are.
-        is_plain: whether loads need not be noted: of an input, which nothing stores to.
     """
 
     def __init__(self, watch: Watch, tensor: torch.Tensor, kind: dtype, name: str) -> None:
@@ -166,15 +164,11 @@ class WatchedMemory(Memory):
             fresh = self.address in watch.fresh
             watch.seen[key] = Seen(self.data.size, fresh, watch.notes_reads)
         self.seen = watch.seen[key]
-        self.is_plain = self.is_input and self.seen.read is None
 
     def history(self) -> Seen:
         """What happened to the storage; of the programs, what those of this launch did."""
-        number, watch = rebind.current_launch(), self.watch
-        if watch.launch != number:
-            watch.launch, watch.atomics = number, {}
-        if self.seen.launch != number:
-            self.seen.begin(number)
+        if self.seen.launch != rebind.current_launch():
+            self.seen.begin(rebind.current_launch())
         return self.seen
 
     def element(self, offset: int) -> str:
@@ -220,31 +214,26 @@ class WatchedMemory(Memory):
                 f"a load has {offset.size} elements; a tile of this puzzle has at most "
                 f"{largest}, as if no more had room on the chip"
             )
-        if self.is_plain:
-            self.seen.loads += offset.size if valid is None else int(np.count_nonzero(valid))
-        else:
-            self.note_load(offset if valid is None else offset[valid])
+        self.note_load(offset if valid is None else offset[valid])
         return values
 
     def note_load(self, offset: Any) -> None:
         """Refuse to load what nothing wrote, or another program stores."""
-        seen = self.history()
+        seen, number = self.history(), here.program.number
         seen.loads += offset.size
         if seen.read is not None:
             seen.read[offset] = True
         self.check_written(offset, "read")
         if self.is_input or here.program.grid == (1, 1, 1):
             return
-        writer, number = seen.writer[offset], here.program.number
-        others = (writer != NOBODY) & (writer // PARTITIONS != number)
-        if others.any() and not self.ordered(seen, offset, writer, others, number):
-            first = first_of(offset, others)
+        writer, reader, own = seen.writer[offset], seen.reader[offset], number * PARTITIONS
+        others = strangers(writer)
+        if others.any() and not self.ordered(offset[others], np.asarray(writer)[others]):
             raise AccessError(
-                f"program {number} reads {self.element(first)}, which program "
+                f"program {number} reads {self.element(first_of(offset, others))}, which program "
                 f"{first_of(writer, others) // PARTITIONS} stores: on a GPU either may come first; "
                 "only an atomic operation of both between tells"
             )
-        reader, own = seen.reader[offset], number * PARTITIONS
         seen.reader[offset] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
 
     def check_written(self, offset: Any, what: str) -> None:
@@ -254,12 +243,12 @@ class WatchedMemory(Memory):
             first = self.element(first_of(offset, ~there))
             raise AccessError(f"{first} is {what}, and nothing wrote it yet")
 
-    def ordered(self, seen: Seen, offset: Any, writer: Any, others: Any, own: int) -> bool:
-        """Whether atomic operations of both programs lie between the stores and this load."""
-        atomics, now = self.watch.atomics, self.watch.atomics.get(own, -1)
-        stored, who = seen.stored_at[offset][others], np.asarray(writer)[others].reshape(-1)
-        released = np.array([atomics.get(int(x) // PARTITIONS, -1) for x in who])
-        return bool((released > stored.reshape(-1)).all() and (now > stored).all())
+    def ordered(self, offset: Any, writer: Any) -> bool:
+        """Whether atomic operations of both programs lie between stores and a load of this one."""
+        launch, atomics, stored = self.seen.launch, self.watch.atomics, self.seen.stored_at[offset]
+        released = np.array([atomics.get((launch, x // PARTITIONS), -1) for x in writer.tolist()])
+        now = atomics.get((launch, here.program.number), -1)
+        return bool((released > stored).all() and (now > stored).all())
 
     def store(self, offset: Any, values: Any) -> None:
         """See `Memory.store`."""
@@ -270,23 +259,24 @@ class WatchedMemory(Memory):
     def note_store(self, offset: Any) -> None:
         """Refuse to store to an input, or where another program loads or stores."""
         self.check_changes("a store")
-        seen, number, watch = self.history(), here.program.number, self.watch
+        seen, program, partition = self.history(), here.program, here.partition
         seen.stores += offset.size
-        if here.program.grid != (1, 1, 1) or here.partition is not None:
+        if program.grid != (1, 1, 1) or partition is not None:
             for kind, who in (("stores", seen.writer[offset]), ("reads", seen.reader[offset])):
-                others = (who != NOBODY) & (who // PARTITIONS != number)
-                if others.any():
-                    first, other = first_of(offset, others), first_of(who, others)
-                    which = f"program {other // PARTITIONS}" if other >= 0 else "another program"
+                if (others := strangers(who)).any():
+                    other = first_of(who, others) // PARTITIONS
+                    which = f"program {other}" if other >= 0 else "another program"
                     begin = "two programs store" if kind == "stores" else "a program stores"
                     raise AccessError(
-                        f"{begin} {self.element(first)}: program {number} stores it, and {which} "
-                        f"{kind} it, too; on a GPU either may come first"
+                        f"{begin} {self.element(first_of(offset, others))}: program "
+                        f"{program.number} stores it, and {which} {kind} it, too; on a GPU either "
+                        "may come first"
                     )
-            if here.partition is not None:
+            if partition is not None:
                 hazards.check_stores(self, offset)
-            watch.clock += 1
-            seen.writer[offset], seen.stored_at[offset] = who_runs(), watch.clock
+            index = 0 if partition is None else partition.index
+            seen.writer[offset] = program.number * PARTITIONS + index
+            seen.stored_at[offset] = self.watch.tick()
         if seen.written is not None:
             seen.written[offset] = True
 
@@ -297,8 +287,8 @@ class WatchedMemory(Memory):
 
     def note_box(self, part: np.ndarray, what: str) -> None:
         """See `Memory.note_box`."""
-        if what == "load" and self.is_plain and self.own is None:
-            self.seen.loads += part.size
+        if what == "load" and self.is_input and self.own is None and self.seen.read is None:
+            self.seen.loads += part.size  # of which nothing can be wrong
             return
         offset: Any = np.int64(part.__array_interface__["data"][0] - self.address) // part.itemsize
         for axis, (n, step) in enumerate(zip(part.shape, part.strides)):
@@ -311,10 +301,9 @@ class WatchedMemory(Memory):
         """See `Memory.note_atomic`."""
         self.check_changes("an atomic operation")
         self.check_written(offset, "added to")
-        seen, watch = self.history(), self.watch
+        seen = self.history()
         seen.stores += offset.size
-        watch.clock += 1
-        watch.atomics[here.program.number] = watch.clock
+        self.watch.atomics[seen.launch, here.program.number] = self.watch.tick()
 
     def absent(self) -> Any:
         """What a lane without `other` reads: nothing that a kernel may rely on."""
