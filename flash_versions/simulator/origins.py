@@ -83,22 +83,22 @@ def born(births: dict[Place, Birth], bad: Any, type: str, file: str, kind: str) 
     operands = [x for x in arguments if isinstance(x, Tile | float | int | Pointer)]
     checked = Tile if kind == "NaN" else (Tile, float)  # nan is one where it is written, too
     numbers = [numbers_of(x) for x in operands if isinstance(x, checked)]
-    if kind == "NaN" and code.co_name == "load":
-        numbers = []
     if any(x.dtype.kind == "f" and KINDS[kind](x).any() for x in numbers):
-        return None
+        if not (kind == "NaN" and code.co_name == "load"):
+            return None
     line, last, column, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     place = line or frame.f_lineno, column or 0, last or frame.f_lineno, end or 0
     if place not in births:
         shape = np.shape(bad)
         first = np.unravel_index(int(np.argmax(bad)), shape)
-        values = tuple(at(x, first, shape) for x in operands)
+        values = tuple(at(x, first, shape) for x in operands if not isinstance(x, Pointer))
         mask, name, element = given.get("mask"), code.co_name, ""
         if name == "load" and isinstance(mask, Tile) and not at(mask, first, shape):
             name = "load without other"
-        if operands and isinstance(operands[0], Pointer) and isinstance(values[0], tuple):
-            memory = operands[0].memory
-            element = getattr(memory, "element", lambda i: memory.name)(values[0][1])
+        if operands and isinstance(operands[0], Pointer):
+            memory, offset = operands[0].memory, at(operands[0], first, shape)
+            is_named = offset is not None and hasattr(memory, "element")
+            element = memory.element(offset) if is_named else memory.name
         births[place] = Birth(place[0], text_of(file, place), name, type, values, element)
     return place
 
@@ -115,10 +115,9 @@ def numbers_of(x: Any) -> np.ndarray:
 def at(x: Any, index: Any, shape: tuple[int, ...]) -> Any:
     """An operand's element that belongs to one of the result; None if it has no such."""
     try:
-        found = np.broadcast_to(numbers_of(x), shape)[index]
+        return np.broadcast_to(numbers_of(x), shape)[index]
     except ValueError:
         return None
-    return (x, int(found)) if isinstance(x, Pointer) else found
 
 
 def text_of(file: str, place: Place) -> str:
