@@ -7,6 +7,8 @@ only if its clock has all reads. A product of Hopper's reads until it is waited 
 Blackwell's until a barrier tells that it is done.
 """
 
+import itertools
+
 import numpy as np
 
 from flash_versions.simulator.errors import AccessError
@@ -75,12 +77,12 @@ class Hazards:
     """Of the tiles of a program in shared memory.
 
     Attributes:
-        fills: what is in tiles now; filled: how often TMA has filled each.
-        queued: products of Blackwell's.
+        fills: what is in tiles now.
+        tick: counts what TMA fills, and the products of Blackwell's that are queued.
     """
 
     def __init__(self):
-        self.fills, self.filled, self.queued = [], {}, 0
+        self.fills, self.tick = [], itertools.count(1).__next__
 
     def fill(self, tile, barrier=None):
         """The partition that runs writes a tile, or has TMA do so, which a barrier is told of.
@@ -111,8 +113,8 @@ class Hazards:
                     "behind mbarrier.init: fence_async_shared() has to follow, which shows new "
                     "barriers to TMA"
                 )
-            key = "fill", tile.low, tile.high
-            clock[key] = self.filled[key] = self.filled.get(key, 0) + 1
+            key = tile.low, tile.high
+            clock[key] = self.tick()
             guards, partition.waits = frozenset(partition.waits), []
         made = Fill(tile, key, clock[key], barrier, guards)
         for fill in old:

@@ -12,6 +12,7 @@ Not simulated: layouts, registers, speed. A missing fence is noticed only before
 product, and, with `loads_need_fences`, where TMA fills what was read.
 """
 
+import itertools
 import random
 import sys
 import threading
@@ -106,13 +107,9 @@ class Machine:
         self.options, self.file = options.get(), file
         self.random = random.Random(self.options.order.seed).random
         self.partitions, self.able, self.patient, self.late, self.polling = [], [], [], [], []
-        self.threads, self.error, self.cycle, self.turns = [], None, 0, 0
+        self.threads, self.error, self.turns = [], None, 0
+        self.tick = itertools.count(1).__next__  # the next cycle: no two events are of one
         self.memory, self.checking = here.memory, here.checking
-
-    def tick(self):
-        """The next cycle: no two events are of one."""
-        self.cycle += 1
-        return self.cycle
 
     def able_or_late(self, probability):
         """Draw among which something is that is late so often."""
@@ -214,19 +211,20 @@ class Program:
         self.columns, self.tensor_memory = 0, None
         self.hazards = None if machine.memory is None else Hazards()
 
-    def check_fenced(self, tile, touched, said):
-        """Refuse what TMA or tensor cores do to a tile that was "read" or "written" without a fence
-        behind it: they are another proxy, and may be earlier.
-        """
-        for partition in self.partitions:
-            if any(overlap(tile, x) for x in getattr(partition, touched)):
-                raise AccessError(said.format(tile))
+    def check_fenced(self, tile, who):
+        """Refuse to read a tile that was written from registers without a fence behind it."""
+        if any(overlap(tile, x) for partition in self.partitions for x in partition.written):
+            raise AccessError(f"{who} reads {tile} without fence_async_shared")
 
-    def check_fill(self, tile, filler=None):
-        """Refuse to write a tile that a product of Blackwell's is to use. A product of Hopper's
-        that still reads it is torn: its result must not be used. filler: whose load lands; else
-        the partition that runs writes it.
+    def check_fill(self, tile, by_tma=False, filler=None):
+        """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one
+        that was read to registers without a fence: TMA is another proxy, and may be earlier than
+        reads that no fence says are done. A product of Hopper's that still reads it is torn: its
+        result must not be used. filler: whose load lands; else the partition that runs writes it.
         """
+        if by_tma and self.machine.options.loads_need_fences:
+            if any(overlap(tile, x) for partition in self.partitions for x in partition.read):
+                raise AccessError(f"TMA fills {tile}, which was read without a fence")
         for product in (x for partition in self.partitions for x in partition.products):
             if not product.torn and any(overlap(tile, x) for x in product.operands):
                 product.torn = (
@@ -317,8 +315,7 @@ class Partition:
 
     def wait(self):
         """Let others run, until one of them says that this partition can go on."""
-        chosen = self if self.machine.error else self.machine.choose()
-        if chosen is not self:
+        if not self.machine.error and (chosen := self.machine.choose()) is not self:
             self.machine.wake(chosen)
             self.turn.acquire()
         if self.machine.error:
@@ -346,8 +343,7 @@ def run_grid(function, grid, arguments, num_warps=4):
     for first in range(0, len(numbers), chosen.resident):
         machine = Machine(file)
         programs = [Program(machine, i, grid) for i in numbers[first : first + chosen.resident]]
-        threads = 32 * num_warps
-        machine.run([Partition(x, "kernel", function, arguments, threads) for x in programs])
+        machine.run([Partition(x, "kernel", function, arguments, 32 * num_warps) for x in programs])
 
 
 def warp_specialize(functions_and_args, worker_num_warps, worker_num_regs=None):

@@ -157,16 +157,16 @@ def mistake(partition):
         )
     seen = partition.ended.get(barrier)
     behind = barrier.ended - (seen or 0)
-    if behind > 1:
-        return 1, (
-            f"{behind} phases of {name} have ended that {who} has not waited for, so that a tile "
-            f"was filled again before {who} has read it, or given back too often; {name} counts "
-            f"{barrier.count}, and {number(len(barrier.arrived), 'partition')} arrived there"
-        )
     if behind == 1:
         return 1, (
             f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
             f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"
+        )
+    if behind:
+        return 1, (
+            f"{behind} phases of {name} have ended that {who} has not waited for; it counts "
+            f"{number(barrier.count, 'arrival')}, and {number(len(barrier.arrived), 'partition')} "
+            "arrived there: too often, or a tile was filled again before it was read"
         )
     came = barrier.count - barrier.pending
     if barrier.arrived and came:

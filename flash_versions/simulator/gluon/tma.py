@@ -4,6 +4,7 @@ from there.
 
 import math
 import operator
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ class tensor_descriptor:
     shape = property(lambda self: tuple(map(to_tensor, self.sizes)))
     strides = property(lambda self: tuple(map(to_tensor, self.steps)))
 
-    def __init__(self, base, shape, strides, block_shape, layout):
+    def __init__(self, base, shape, strides, block_shape, layout, padding_option="zero"):
         self.memory, self.first, self.dtype = base.memory, int(base.offset), base.element
         self.sizes, self.steps = ([operator.index(n) for n in x] for x in (shape, strides))
         self.block_shape, self.layout = tuple(block_shape), layout
@@ -41,8 +42,7 @@ class tensor_descriptor:
 
     def box(self, coordinates, tile):
         """Where a box is, the part of the tensor that lies in it, and the slices of a tile where
-        that belongs; None is all of it. Addresses are counted modulo 2^64, which `tiles/ragged.py`
-        relies on.
+        that belongs. Addresses are counted modulo 2^64, which `tiles/ragged.py` relies on.
         """
         if tile.shape != self.block_shape or tile.dtype is not self.dtype:
             kinds = f"{tile.dtype} of {list(tile.shape)}, {self.dtype} of {list(self.block_shape)}"
@@ -52,7 +52,7 @@ class tensor_descriptor:
             raise AccessError(f"a box of a tensor of {self.sizes} is asked for at {corner}")
         box = zip(self.sizes, corner, self.block_shape)
         extent = tuple(max(0, min(n - i, wide)) for n, i, wide in box)
-        place = None if extent == self.block_shape else tuple(map(slice, extent))
+        place = tuple(map(slice, extent))
         if 0 in extent:
             return corner, np.empty(extent, self.dtype.stored), place
         size, data = self.dtype.itemsize, self.memory.data
@@ -71,16 +71,8 @@ def descriptor(base, shape, strides, block_shape, layout, name="a tensor"):
     return tensor_descriptor(pointer, shape, strides, block_shape, layout)
 
 
-def make_tensor_descriptor(base, shape, strides, block_shape, layout, padding_option="zero"):
-    return tensor_descriptor(base, shape, strides, block_shape, layout)
-
-
 class Copy:
-    """A copy between a box of a tensor and a tile in shared memory that is on its way.
-
-    Attributes:
-        part, place: of the tensor that lies in the box, and of the tile, see `box`.
-    """
+    """Between a box of a tensor and a tile in shared memory; part and place: see `box`."""
 
     def __init__(self, desc, coordinates, tile):
         self.desc, self.tile, self.partition = desc, tile, here.partition
@@ -88,7 +80,7 @@ class Copy:
 
 
 class Load(Copy):
-    """Into shared memory."""
+    """A copy into shared memory that is on its way."""
 
     def __init__(self, source, coordinates, barrier, tile):
         super().__init__(source, coordinates, tile)
@@ -96,26 +88,21 @@ class Load(Copy):
         if here.program.hazards:
             self.clock = here.program.hazards.fill(tile, barrier)
             source.memory.note_box(self.part, "load")
-        if self.partition.machine.options.loads_need_fences:
-            said = "TMA fills {}, which was read without a fence"
-            here.program.check_fenced(tile, "read", said)
-        here.program.check_fill(tile)
+        here.program.check_fill(tile, by_tma=True)
 
     def land(self):
         """Write to shared memory."""
         tile, partition = self.tile, self.partition
         partition.program.check_fill(tile, filler=partition.name)
-        if self.place is None:
-            tile.data[...] = self.part
-        else:
+        if self.part.shape != tile.shape:
             tile.data[...] = 0
-            tile.data[self.place] = self.part
+        tile.data[self.place] = self.part
         note("landed", self, self.barrier, partition)
         self.barrier.arrive(0, -self.bytes, partition, self.clock)
 
 
 class Store(Copy):
-    """Or an addition to memory."""
+    """A copy or an addition to memory that is on its way."""
 
     def __init__(self, target, coordinates, tile, adds):
         super().__init__(target, coordinates, tile)
@@ -128,8 +115,7 @@ class Store(Copy):
         """Read the tile, which may be written from now on."""
         for read in self.reads:
             read.end()
-        data = self.tile.data
-        self.data = np.array(data if self.place is None else data[self.place])
+        self.data = np.array(self.tile.data[self.place])
 
     def land(self):
         """Write to memory."""
@@ -154,16 +140,12 @@ def async_store(tensor_desc, coord, src, adds=False):
     if partition.before_tma:
         fences = " and ".join(sorted(partition.before_tma))
         raise AccessError(f"a TMA store comes behind a read of other programs without {fences}")
-    said = "a TMA store reads {} without fence_async_shared"
-    partition.program.check_fenced(src, "written", said)
+    partition.program.check_fenced(src, "a TMA store")
     partition.stores.append(Store(tensor_desc, coord, src, adds))
     note("store", src)
 
 
-def async_atomic_add(tensor_desc, coord, src):
-    async_store(tensor_desc, coord, src, adds=True)
-
-
+make_tensor_descriptor, async_atomic_add = tensor_descriptor, partial(async_store, adds=True)
 async_copy_global_to_shared, async_copy_shared_to_global = async_load, async_store
 
 

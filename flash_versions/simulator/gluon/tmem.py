@@ -101,12 +101,11 @@ class Product:
         self.clock = None
         shared = [x for x in operands if isinstance(x, Shared)]
         for x in shared:
-            here.program.check_fenced(x, "written", "a product reads {} without fence_async_shared")
+            here.program.check_fenced(x, "a product")
         if hazards := here.program.hazards:
-            hazards.queued += 1
+            self.clock = self.partition.clock | {"queue": hazards.tick()}
             for x in shared:
-                hazards.read(x, "queue", hazards.queued)
-            self.clock = self.partition.clock | {"queue": hazards.queued}
+                hazards.read(x, "queue", self.clock["queue"])
         machine = here.partition.machine
         self.among = machine.able_or_late(machine.options.order.late_products)
         self.queue.append(self)

@@ -66,9 +66,7 @@ def warpgroup_mma(
     for x in product.operands:
         if hazards := partition.program.hazards:
             product.reads += hazards.read(x, partition, None, product)
-        partition.program.check_fenced(
-            x, "written", "a product reads {} without fence_async_shared"
-        )
+        partition.program.check_fenced(x, "a product")
     if partition.machine.random() >= partition.machine.options.order.late_products:
         product.computed()
     partition.products.append(product)
