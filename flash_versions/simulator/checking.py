@@ -173,14 +173,11 @@ class WatchedMemory(Memory):
 
     def element(self, offset: int) -> str:
         """An element by name, such as "o[3, 0]"."""
-        left, index = int(offset) - self.tensor.storage_offset(), []
-        for step, n in zip(self.tensor.stride(), self.tensor.shape):
-            inner = [s for s in self.tensor.stride() if s < step]
-            at = left // step if step and n > 1 else 0
-            if inner:
-                at = min(at, n - 1)
-            index.append(at)
-            left -= at * step
+        x, index = self.tensor, [0] * self.tensor.ndim
+        left: Any = int(offset) - x.storage_offset()
+        for axis in sorted(range(x.ndim), key=x.stride, reverse=True):
+            if x.stride(axis) and x.shape[axis] > 1:
+                index[axis], left = divmod(left, x.stride(axis))
         return f"{self.name}{index}"
 
     def check(self, offset: Any, what: str) -> None:

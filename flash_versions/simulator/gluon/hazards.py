@@ -150,17 +150,11 @@ class Hazards:
             wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
             if product is None:
                 raise AccessError(wrong)
-            product.torn = product.torn or wrong
-            return []
-        key, time = (partition, partition.clock[partition]) if key is None else (key, time)
-        reads = []
+            product.torn, found = product.torn or wrong, []
+        read = Read(tile, key or partition, time if key else partition.clock[partition])
         for fill in found:
-            last = fill.reads[-1] if fill.reads else None
-            if last and time is not None and (last.tile, last.key, last.time) == (tile, key, time):
-                continue
-            reads.append(Read(tile, key, time))
-            fill.reads.append(reads[-1])
-        return reads
+            fill.reads.append(read)
+        return read
 
 
 def too_early(fill, read, partition):

@@ -4,9 +4,8 @@ A partition of warps has a thread, but only one runs at a time, and wherever it 
 is drawn who goes on: nothing is timed, the same seed gives the same order, and a dead-lock is seen
 at once. Hardware may be fast or slow; an `Order` says which of these freedoms a run takes. Late
 loads find a partition that does not wait for `full`; late products, which read their tiles when
-they are waited for, find one that gives a tile back too early. Stores always leave late: a tile is
-read when that is waited for. What was read reaches memory then, or, if it is late as loads are,
-when that is waited for or the warps end.
+they are waited for, find one that gives a tile back too early. A store reads its tile when that is
+waited for, and reaches memory then, or late: when that is waited for or the warps end.
 
 Not simulated: layouts, registers, speed. A missing fence is noticed only before a TMA store or a
 product, and, with `loads_need_fences`, where TMA fills what was read.
@@ -28,9 +27,8 @@ from flash_versions.simulator.state import here
 
 
 class Order(NamedTuple):
-    """Seed of what is drawn, and the probabilities that a product or a load is late.
-
-    What is late happens only when no partition can go on without it, or when it is waited for.
+    """Seed of what is drawn, and the probabilities that a product or a load is late: that no
+    partition can go on without it, or waits for it, when it happens.
     """
 
     seed: int
@@ -79,9 +77,8 @@ def using(**changed):
 
 def note(what, tile=None, barrier=None, partition=None):
     """Tell the watcher of an event: "wait", "resume" or "arrive" at a barrier; "copy" and "landed"
-    of a load, "store" of a tile and "stored" in memory; "product" and "done" of what the tensor
-    cores multiply. A tile is a Load, a Store, a Product or a tile in shared memory. What lands has
-    the partition that asked.
+    of a Load, "store" of a tile in shared memory, "stored" of a Store; "product" and "done" of a
+    Product of Hopper's. What lands has the partition that asked.
     """
     partition = partition or here.partition
     if (watcher := partition.machine.options.watcher) is not None:
@@ -138,7 +135,7 @@ class Machine:
         """Draw who goes on; what is drawn before and is no partition lands."""
         self.turns += 1
         while True:
-            for x in self.polling and [x for x in self.polling if x[0]()]:
+            for x in [x for x in self.polling if x[0]()]:
                 self.polling.remove(x)
                 self.able.append(x[1])
             among = self.able or self.patient or self.late
@@ -275,8 +272,8 @@ class Partition:
     def run(self, pauses=False):
         """Run the function to its end; returns what it does."""
         machine, before, result = self.machine, (here.program, here.partition), None
-        here.program, here.partition, here.checking = self.program, self, machine.checking
-        here.memory = machine.memory
+        here.program, here.partition = self.program, self
+        here.memory, here.checking = machine.memory, machine.checking
         self.thread, self.base = threading.get_ident(), sys._getframe()
         try:
             if pauses:

@@ -263,11 +263,6 @@ def of_fp32(function):
     return lambda *x: function(*(y.view(np.float32) for y in x)).view(u32)
 
 
-def fused(a, b, c):
-    """a b + c in fp64, which holds a product and a sum of fp16 nearly."""
-    return (a.astype(np.float64) * b + c).astype(np.float16)
-
-
 def widened(x):
     """The fp16 in the lower half of a register as fp32."""
     return half(x).astype(np.float32).view(u32)
@@ -318,7 +313,8 @@ INSTRUCTIONS = {
     "lg2.approx.ftz.f32": of_fp32(np.log2),
     "add.f16x2": of_halves(np.add),
     "max.f16x2": of_halves(np.fmax),
-    "fma.rn.f16x2": of_halves(fused),
+    # In fp64, which holds a product and a sum of fp16 nearly.
+    "fma.rn.f16x2": of_halves(lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float16)),
     "max.f16": of_half(np.fmax),
     "ex2.approx.f16": of_half(lambda x: np.exp2(x.astype("f4")).astype("f2")),
     "cvt.u32.u16": lambda x: x & u32(0xFFFF),

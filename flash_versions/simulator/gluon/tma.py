@@ -106,15 +106,15 @@ class Store(Copy):
 
     def __init__(self, target, coordinates, tile, adds):
         super().__init__(target, coordinates, tile)
-        self.adds, self.reads = adds, []
+        self.adds, self.reading = adds, None
         if hazards := here.program.hazards:
-            self.reads = hazards.read(tile, self.partition, None)
+            self.reading = hazards.read(tile, self.partition, None)
             target.memory.note_box(self.part, "atomic" if adds else "store")
 
     def read(self):
         """Read the tile, which may be written from now on."""
-        for read in self.reads:
-            read.end()
+        if self.reading:
+            self.reading.end()
         self.data = np.array(self.tile.data[self.place])
 
     def land(self):

@@ -65,7 +65,7 @@ def warpgroup_mma(
     product = Product(a, b, acc, bool(use_acc))
     for x in product.operands:
         if hazards := partition.program.hazards:
-            product.reads += hazards.read(x, partition, None, product)
+            product.reads.append(hazards.read(x, partition, None, product))
         partition.program.check_fenced(x, "a product")
     if partition.machine.random() >= partition.machine.options.order.late_products:
         product.computed()
