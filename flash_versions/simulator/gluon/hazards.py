@@ -42,23 +42,27 @@ def share(x, y):
     return x is y or (overlap(x, y) and np.shares_memory(x.data, y.data))
 
 
-class Read:
-    """A read of a tile: over for whose clock has `time` of `key`; never yet if time is None."""
+class Access:
+    """Of a tile by the partition that runs: over for whose clock has `time` of `key`; never yet if
+    time is None.
+    """
 
     def __init__(self, tile, key, time):
-        self.tile, self.key, self.time = tile, key, time
-        self.partition, self.line = here.partition, report.line(here.partition)
+        self.tile, self.key, self.time, self.partition = tile, key, time, here.partition
+        self.line = report.line(here.partition)
+
+    def is_over(self, clock):
+        return self.time is not None and clock.get(self.key, 0) >= self.time
 
     def end(self):
-        """It is over for the partition that reads."""
+        """It is over for the partition itself."""
         self.time = self.partition.clock[self.partition]
 
 
-class Fill:
-    """What is in a tile, by whom it was written, and who has read it.
+class Fill(Access):
+    """What is in a tile, and who has read it.
 
     Attributes:
-        key, time: that a clock has if the fill has happened before.
         barrier: that tells of it, if TMA fills; waited: that its filler has waited for last.
         earlier: the partitions that have read what was there before.
         guards: the barriers that the filler has waited for since its last fill by TMA; arrived:
@@ -66,11 +70,14 @@ class Fill:
     """
 
     def __init__(self, tile, key, time, barrier, guards):
-        partition = self.partition = here.partition
-        self.tile, self.key, self.time, self.barrier = tile, key, time, barrier
-        self.waited, self.guards, self.arrived = partition.waited, guards, {}
-        self.reads, self.earlier = [], set()
-        self.place = f"{partition} in {report.line(partition)}"
+        super().__init__(tile, key, time)
+        self.barrier, self.waited, self.reads, self.earlier = (
+            barrier,
+            here.partition.waited,
+            [],
+            set(),
+        )
+        self.guards, self.arrived = guards, {}
 
 
 class Hazards:
@@ -94,14 +101,13 @@ class Hazards:
         old = [x for x in self.fills if share(x.tile, tile)]
         for fill in old:
             for read in fill.reads:
-                known = read.time is not None and partition.clock.get(read.key, 0) >= read.time
-                if not known and share(read.tile, tile):
+                if not read.is_over(partition.clock) and share(read.tile, tile):
                     raise AccessError(too_early(fill, read, partition))
-            if partition.clock.get(fill.key, 0) < fill.time:
+            if not fill.is_over(partition.clock):
                 raise AccessError(
-                    f"{tile} is filled again by {partition} before it is "
-                    f"known that the tile of {fill.place} has landed and been read, without "
-                    f"waiting for who reads it{stale(partition)}"
+                    f"{tile} is filled again by {partition} before it is known that the tile of "
+                    f"{fill.partition} in {fill.line} has landed and been read, without waiting "
+                    f"for who reads it{stale(partition)}"
                 )
         clock, key, guards = dict(partition.clock), partition, frozenset()
         if barrier is not None:
@@ -109,9 +115,8 @@ class Hazards:
             initialised = (x.initialised for x in here.program.partitions)
             if not here.program.columns and any(barrier in x for x in initialised):
                 raise AccessError(
-                    f"a load of {partition} uses {barrier} without a fence "
-                    "behind mbarrier.init: fence_async_shared() has to follow, which shows new "
-                    "barriers to TMA"
+                    f"a load of {partition} uses {barrier} without a fence behind mbarrier.init: "
+                    "fence_async_shared() has to follow, which shows new barriers to TMA"
                 )
             key = tile.low, tile.high
             clock[key] = self.tick()
@@ -132,10 +137,9 @@ class Hazards:
             for read in fill.reads:
                 if arrived == fill.guards and read.partition is partition and read.time is None:
                     raise AccessError(
-                        f"{fill.tile} is released before it is read: "
-                        f"{partition} arrives at {barrier} while the "
-                        f"product that reads the tile ({read.line}) is in flight, because no "
-                        "warpgroup_mma_wait has waited for it yet"
+                        f"{fill.tile} is released before it is read: {partition} arrives at "
+                        f"{barrier} while the product that reads the tile ({read.line}) is in "
+                        "flight, because no warpgroup_mma_wait has waited for it yet"
                     )
 
     def read(self, tile, key=None, time=0, product=None):
@@ -144,14 +148,14 @@ class Hazards:
         """
         partition = here.partition
         found = [x for x in self.fills if share(x.tile, tile)]
-        late = [x for x in found if partition.clock.get(x.key, 0) < x.time]
+        late = [x for x in found if not x.is_over(partition.clock)]
         gone = [x for x in found if x.guards and x.guards == x.arrived.get(partition)]
         if late or gone or not found:
             wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
             if product is None:
                 raise AccessError(wrong)
             product.torn, found = product.torn or wrong, []
-        read = Read(tile, key or partition, time if key else partition.clock[partition])
+        read = Access(tile, key or partition, time if key else partition.clock[partition])
         for fill in found:
             fill.reads.append(read)
         return read
@@ -195,7 +199,7 @@ def unfilled(tile, fill, partition, is_late):
             f"{name} is overwritten while {reader} has still to read it: {fill.partition} "
             f"fills it again before {reader} has read it{few and f': {few}'}"
         )
-    by = f"it is filled by {fill.place}" if fill else "nothing has filled it yet"
+    by = f"it is filled by {fill.partition} in {fill.line}" if fill else "nothing has filled it yet"
     wait = stale(partition)
     if not wait and fill and fill.barrier is not None:
         wait = f" for {fill.barrier}, which tells that it has landed"

@@ -86,7 +86,7 @@ class Barriers(list, report.Named):
     shape = property(lambda self: (len(self), 1))
 
     def index(self, index):
-        return self[report.checked_slot(self, index)]
+        return self[self.slot(index)]
 
 
 def allocate_mbarrier(batch=None, two_ctas=False):

@@ -53,8 +53,7 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     if "%clock64" in asm:
         return Tile(np.int64(here.partition.machine.tick()), dtypes.int64)
     args = [to_tensor(x) for x in args]
-    pointers = any(isinstance(x, Pointer) for x in args)
-    shape = () if pointers else np.broadcast_shapes(*(x.shape for x in args))
+    shape = np.broadcast_shapes(*(x.shape for x in args))
     given = [x for arg in args for x in registers_of(arg, shape, pack)]
     results, names, tied = named_by(constraints)
     if len(names) != len(given):
@@ -62,15 +61,13 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     registers = dict.fromkeys(results, UNWRITTEN) | dict(zip(names, given))
     registers |= {result: registers[name] for result, name in tied}
     Threads(registers).execute(parsed(asm))
-    if shape:
-        found = np.empty((*given[0].shape, len(results)), u32)
-        for i, name in enumerate(results):
-            found[..., i] = registers[name]
-    else:
-        found = np.reshape(registers["$0"], -1)[:1]
+    found = [registers[name] for name in results]
+    if shape:  # which a constant has not
+        found = np.broadcast_arrays(given[0], *found)[1:]
+    found = np.stack(found, -1)
     narrow = dtype.itemsize * pack < 4  # a register has one element of 8 or 16 bits
     found = found.astype(dtype.stored) if narrow else found.view(dtype.stored)
-    return Tile(decode(found.take(places(shape, pack)[1]) if shape else found[0], dtype), dtype)
+    return Tile(decode(found.take(places(shape, pack)[1] if shape else 0), dtype), dtype)
 
 
 @functools.cache

@@ -74,6 +74,13 @@ class Named:
                             return f"{part}`{name}`"
         return "a tile" if hasattr(self, "low") else "a barrier"
 
+    def slot(self, index):
+        """The number of a slot that a row has."""
+        i, n = operator.index(index), self.shape[0]
+        if not 0 <= i < n:
+            raise AccessError(f"slot {i} of {self} does not exist: it has {n}")
+        return i
+
 
 def part_of(value, thing):
     """Which slot of a value a tile or a barrier is, as the begin of its name; or None."""
@@ -90,14 +97,6 @@ def part_of(value, thing):
     return f"slot {(thing.low - value.low) // size} of " if slots > 1 else ""
 
 
-def checked_slot(row, index):
-    """The number of a slot that a row of tiles or barriers has."""
-    i, n = operator.index(index), row.shape[0]
-    if not 0 <= i < n:
-        raise AccessError(f"slot {i} of {row} does not exist: it has {n}")
-    return i
-
-
 # ------------------------------------------------------------------------------- dead-locks
 FILLS = {"expect", "fill", "load_tile", "async_load", "async_copy_global_to_shared"}
 
@@ -109,11 +108,9 @@ def number(n, noun):
 
 def explain(partition, waiting):
     """Where a partition waits and what would release it; waiting: the names of all that do."""
-    barrier = partition.barrier
+    barrier, text = partition.barrier, partition.place()
     if barrier is None:
-        return partition.place()
-    if barrier.number is not None:
-        return f"{partition.place()}\n    It waits {at_named(barrier)}."
+        return text
     lacks, missing = [], barrier.missing_bytes
     if barrier.pending or not missing:
         lacks.append(number(barrier.pending, "more arrival"))
@@ -127,68 +124,49 @@ def explain(partition, waiting):
     for name in barrier.arrived:
         history += f" {name} {'waits too' if name in waiting else 'has ended'}."
     return (
-        f"{partition.place()}\n    It waits for the end of phase {partition.phase} of "
-        f"{barrier}, which needs {' and '.join(lacks)} (it counts "
-        f"{barrier.count}).\n    {history}"
+        f"{text}\n    It waits for the end of phase {partition.phase} of {barrier}, which needs "
+        f"{' and '.join(lacks)} (it counts {barrier.count}).\n    {history}"
     )
 
 
-def at_named(barrier):
-    """What a named barrier waits for."""
-    who = ", ".join(x.rpartition(", ")[2] for x in barrier.arrived)
-    return (
-        f"at {barrier} for {barrier.count} threads, of which "
-        f"{barrier.count - barrier.pending} have arrived: {who}"
-    )
-
-
-def mistake(partition):
+def mistake(who):
     """What may be wrong where a partition waits: how unsure that is, and a sentence."""
-    who, barrier, phase = partition, partition.barrier, partition.phase
+    barrier, phase, others = who.barrier, who.phase, who.program.partitions[1:]
     if barrier is None:
         return 9, "all partitions wait"
-    if barrier.number is not None:
-        return 2, f"{who} waits {at_named(barrier)}; no other partition arrives there"
-    name, program = f"{barrier}", partition.program
-    if barrier.missing_bytes and not barrier.pending:
-        landed = barrier.expected - barrier.missing_bytes
-        return 0, (
-            f"{name} expects {barrier.expected} bytes in a phase, and {landed} bytes land there"
-        )
-    seen = partition.ended.get(barrier)
+    name, came, arrived = f"{barrier}", barrier.count - barrier.pending, barrier.arrived
+    seen, landed = who.ended.get(barrier), barrier.expected - barrier.missing_bytes
     behind = barrier.ended - (seen or 0)
-    if behind == 1:
-        return 1, (
-            f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
-            f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"
-        )
-    if behind:
-        return 1, (
-            f"{behind} phases of {name} have ended that {who} has not waited for; it counts "
-            f"{number(barrier.count, 'arrival')}, and {number(len(barrier.arrived), 'partition')} "
-            "arrived there: too often, or a tile was filled again before it was read"
-        )
-    came = barrier.count - barrier.pending
-    if barrier.arrived and came:
-        return 2, f"{name} counts {barrier.count} arrivals, and {came} came in this phase"
-    alive = {x.name for x in program.machine.partitions}
-    ended = [f"{x}" for x in program.partitions[1:] if x.thread and x.name not in alive]
-    if ended and alive.isdisjoint(barrier.arrived):
-        return 4, (
-            f"{who} waits for {name}, and {', '.join(ended)} has ended: no partition fills it or "
-            "arrives there any more"
-        )
-    fills = any(FILLS & set(x.f_code.co_names) for x in frames(partition))
-    if seen is None and not barrier.arrived and (fills or phase == 0):
-        return 2 if fills else 6, (
-            f"the first wait of {who} for {name} does not end: of a new barrier phase 1 counts as "
-            f"ended, so who begins, and fills a tile, should wait for phase 1 first, and it waits "
-            f"for phase {phase}"
-        )
-    return 3 if barrier.arrived else 2, (
-        f"{who} waits for phase {phase} of {name}, and no partition arrives there: who fills a "
-        "tile, or has read it, has to"
-    )
+    alive = {x.name for x in who.machine.partitions}
+    ended = [f"{x}" for x in others if x.thread and x.name not in alive]
+    fills = any(FILLS & set(x.f_code.co_names) for x in frames(who))
+    cases = (
+        (barrier.number is not None, 2,
+         f"{who} waits at {name} for {barrier.count} threads, of which {came} have arrived; no "
+         "other partition arrives there"),
+        (barrier.missing_bytes and not barrier.pending, 0,
+         f"{name} expects {barrier.expected} bytes in a phase, and {landed} bytes land there"),
+        (behind == 1, 1,
+         f"{who} waits for the wrong phase of {name}: phase {1 - phase} has ended, which it has "
+         f"not waited for; it should wait for phase {1 - phase}, and waits for {phase}"),
+        (behind, 1,
+         f"{behind} phases of {name} have ended that {who} has not waited for; it counts "
+         f"{number(barrier.count, 'arrival')}, and {number(len(arrived), 'partition')} arrived "
+         "there: too often, or a tile was filled again before it was read"),
+        (arrived and came, 2,
+         f"{name} counts {barrier.count} arrivals, and {came} came in this phase"),
+        (ended and alive.isdisjoint(arrived), 4,
+         f"{who} waits for {name}, and {', '.join(ended)} has ended: no partition fills it or "
+         "arrives there any more"),
+        (seen is None and not arrived and (fills or phase == 0), 2 if fills else 6,
+         f"the first wait of {who} for {name} does not end: of a new barrier phase 1 counts as "
+         "ended, so who begins, and fills a tile, should wait for phase 1 first, and it waits "
+         f"for phase {phase}"),
+        (True, 3 if arrived else 2,
+         f"{who} waits for phase {phase} of {name}, and no partition arrives there: who fills "
+         "a tile, or has read it, has to"),
+    )  # fmt: skip
+    return next((unsure, said) for holds, unsure, said in cases if holds)
 
 
 def deadlock(partitions):

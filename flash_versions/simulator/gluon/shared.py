@@ -7,7 +7,7 @@ import numpy as np
 from flash_versions.simulator.dtypes import decode, encode
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.gluon.mbarrier import allocate_mbarrier
-from flash_versions.simulator.gluon.report import Named, checked_slot
+from flash_versions.simulator.gluon.report import Named
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import Tile, described
 
@@ -62,7 +62,7 @@ class Shared(Region):
         return self.views[key]
 
     def index(self, index):
-        i = checked_slot(self, index)
+        i = self.slot(index)
         return self.view(i, lambda: self.data[i])
 
     def reshape(self, shape):

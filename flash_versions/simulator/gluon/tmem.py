@@ -13,7 +13,6 @@ import numpy as np
 from flash_versions.simulator import dtypes
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.gluon.mbarrier import Barrier
-from flash_versions.simulator.gluon.report import checked_slot
 from flash_versions.simulator.gluon.shared import Region, Shared
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import Tile
@@ -53,7 +52,7 @@ class TensorMemory(Region):
         return own.view(self.dtype.stored)[:, : self.shape[-1]]
 
     def index(self, index):
-        low = self.low + checked_slot(self, index) * self.columns
+        low = self.low + self.slot(index) * self.columns
         return TensorMemory(low, self.shape[1:], self.dtype)
 
     def slice(self, start, length):
@@ -146,18 +145,19 @@ def check_operands(a, b, acc):
     """Refuse what Blackwell's tensor cores cannot multiply."""
     (M, K), (K_b, N) = a.shape, b.shape
     kinds = f"{a.dtype} {[M, K]} times {b.dtype} {[K_b, N]}"
-    if K_b != K or acc.shape != (M, N):
-        raise CompileError(f"{list(acc.shape)} is no {kinds}")
-    if M != LANES or N % 16 or not 16 <= N <= 256:
-        raise CompileError(f"no product of {M} x {N}: {LANES} rows, and 16, 32, ... 256 columns")
-    if K * a.dtype.itemsize % 32:
-        raise CompileError(f"a step of a product takes 32 bytes of what is summed over, {K}")
-    if a.dtype not in KINDS or a.dtype is not b.dtype:
-        raise CompileError(f"no {kinds}: one type of 16 or of 8 bits")
-    if acc.dtype is not dtypes.float32 or not isinstance(acc, TensorMemory):
-        raise CompileError("a product is summed up in fp32 in tensor memory")
-    if not isinstance(b, Shared):
-        raise CompileError("the right operand of a product is in shared memory")
+    is_in_place = acc.dtype is dtypes.float32 and isinstance(acc, TensorMemory)
+    fits = M == LANES and N in range(16, 257, 16)
+    rules = {
+        f"{list(acc.shape)} is no {kinds}": K_b == K and acc.shape == (M, N),
+        f"no product of {M} x {N}: {LANES} rows, and 16, 32, ... 256 columns": fits,
+        f"a step takes 32 bytes of what is summed over, {K}": K * a.dtype.itemsize % 32 == 0,
+        f"no {kinds}: one type of 16 or of 8 bits": a.dtype is b.dtype and a.dtype in KINDS,
+        "a product is summed up in fp32 in tensor memory": is_in_place,
+        "the right operand of a product is in shared memory": isinstance(b, Shared),
+    }
+    for said, holds in rules.items():
+        if not holds:
+            raise CompileError(said)
 
 
 def tcgen05_commit(barrier, pred=True, descs=()):
