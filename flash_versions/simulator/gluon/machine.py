@@ -15,8 +15,9 @@ import itertools
 import random
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
@@ -164,14 +165,14 @@ class Machine:
             thread.start()
             self.threads.append(thread)
         else:
-            chosen.go_on()
+            chosen.turn.put(None)
 
     def fail(self, error):
         """Stop all partitions."""
         if self.error is None:
             self.error = error
             for x in list(self.partitions):
-                x.go_on()
+                x.turn.put(None)
 
 
 def work(machine, partition):
@@ -186,7 +187,7 @@ def work(machine, partition):
             except Stopped:
                 return
             if partition.thread is not None:
-                partition.go_on()
+                partition.turn.put(None)
                 return
 
 
@@ -244,7 +245,7 @@ class Partition:
 
     Attributes:
         barrier, phase: at which barrier it waits, for the end of which phase.
-        clock: see `hazards`.
+        turn: gets something when its thread may go on; clock: see `hazards`.
         waited: the mbarrier of its last wait; stale: the phase of that, if it had waited for it
             before, or the barrier is new; ended: of each barrier, how many phases it has seen end.
         waits: the mbarriers it has waited for since its last load.
@@ -260,8 +261,7 @@ class Partition:
         self.program, self.machine, self.threads = program, program.machine, threads
         self.name, self.parent, self.children = f"program {program.number}, {name}", parent, 0
         self.function, self.arguments, self.thread = function, arguments, None
-        self.turn, self.barrier, self.phase = threading.Lock(), None, 0
-        self.turn.acquire()
+        self.turn, self.barrier, self.phase = SimpleQueue(), None, 0
         self.products, self.stores, self.leaving, self.initialised = [], [], [], set()
         self.written, self.read, self.before_tma, self.before_count = set(), set(), set(), set()
         self.clock = {self: 1} if parent is None else released(parent) | {self: 1}
@@ -298,11 +298,6 @@ class Partition:
                 machine.able.append(self.parent)
         return result
 
-    def go_on(self):
-        """Let its thread run; unless an error has let it run before."""
-        with suppress(RuntimeError):
-            self.turn.release()
-
     def pause(self, among=None):
         """Let others run, and go on as one of these; if not given, perhaps, as an able one."""
         if among is None and self.machine.random() < 0.5:
@@ -314,7 +309,7 @@ class Partition:
         """Let others run, until one of them says that this partition can go on."""
         if not self.machine.error and (chosen := self.machine.choose()) is not self:
             self.machine.wake(chosen)
-            self.turn.acquire()
+            self.turn.get()
         if self.machine.error:
             raise Stopped
 
