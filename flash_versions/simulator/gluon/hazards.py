@@ -7,8 +7,6 @@ only if its clock has all reads. A product of Hopper's reads until it is waited 
 Blackwell's until a barrier tells that it is done.
 """
 
-import itertools
-
 import numpy as np
 
 from flash_versions.simulator.errors import AccessError
@@ -85,11 +83,10 @@ class Hazards:
 
     Attributes:
         fills: what is in tiles now.
-        tick: counts what TMA fills, and the products of Blackwell's that are queued.
     """
 
     def __init__(self):
-        self.fills, self.tick = [], itertools.count(1).__next__
+        self.fills = []
 
     def fill(self, tile, barrier=None):
         """The partition that runs writes a tile, or has TMA do so, which a barrier is told of.
@@ -119,7 +116,7 @@ class Hazards:
                     "fence_async_shared() has to follow, which shows new barriers to TMA"
                 )
             key = tile.low, tile.high
-            clock[key] = self.tick()
+            clock[key] = here.program.tick()
             guards, partition.waits = frozenset(partition.waits), []
         made = Fill(tile, key, clock[key], barrier, guards)
         for fill in old:

@@ -6,18 +6,6 @@ from flash_versions.simulator.gluon import machine, mbarrier, shared, tma, tmem,
 from flash_versions.simulator.gluon.ptx import inline_asm_elementwise
 from flash_versions.simulator.state import here
 
-
-class Layout:
-    """Takes anything, means nothing."""
-
-    def __init__(self, *arguments, **named):
-        pass
-
-    @classmethod
-    def get_default_for(cls, *arguments, **named):
-        return cls()
-
-
 # What builtins of ours are made of: see `tiles/triton_compat.py`.
 Semantic = SimpleNamespace(
     memdesc_reinterpret=lambda tile, *form: tile.reinterpret(*form),
@@ -43,7 +31,7 @@ LAYOUTS = """
     SharedLinearLayout CoalescedLayout
 """
 GLUON = {
-    **dict.fromkeys(LAYOUTS.split(), Layout),
+    **dict.fromkeys(LAYOUTS.split(), mbarrier.Layout),
     **dict.fromkeys(("barrier", "thread_barrier"), machine.barrier),  # Triton 3.7 renamed it
     "allocate_shared_memory": shared.allocate_shared_memory,
     "shared_memory_descriptor": shared.Shared,

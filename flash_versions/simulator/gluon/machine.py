@@ -207,12 +207,16 @@ class Program:
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         self.partitions, self.named_barriers, self.queue = [], {}, []
         self.columns, self.tensor_memory = 0, None
+        self.tick = itertools.count(1).__next__  # counts loads and products of Blackwell's
         self.hazards = None if machine.memory is None else Hazards()
 
-    def check_fenced(self, tile, who):
-        """Refuse to read a tile that was written from registers without a fence behind it."""
+    def read(self, tile, who, *until):
+        """TMA or tensor cores read a tile that must not have been written from registers without a
+        fence behind it. Returns the access as `Hazards.read` does, if there are hazards.
+        """
         if any(overlap(tile, x) for partition in self.partitions for x in partition.written):
             raise AccessError(f"{who} reads {tile} without fence_async_shared")
+        return self.hazards and self.hazards.read(tile, *until)
 
     def check_fill(self, tile, by_tma=False, filler=None):
         """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one

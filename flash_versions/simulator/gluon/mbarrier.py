@@ -8,11 +8,19 @@ from flash_versions.simulator.gluon.machine import note
 from flash_versions.simulator.state import here
 
 
-class MBarrierLayout:
-    """Tells barriers from tiles where shared memory is allocated."""
+class Layout:
+    """Takes anything, means nothing."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **named):
         pass
+
+    @classmethod
+    def get_default_for(cls, *arguments, **named):
+        return cls()
+
+
+class MBarrierLayout(Layout):
+    """Tells barriers from tiles where shared memory is allocated."""
 
 
 class Barrier(report.Named):

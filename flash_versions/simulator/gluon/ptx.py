@@ -25,7 +25,7 @@ from flash_versions.simulator.values import Pointer, Tile, to_tensor
 u32 = np.uint32
 UNWRITTEN = u32(0xFFFFFFFF)  # a NaN
 EVERYONE = np.ones((1, 1, 1), bool)
-ELECTED = (np.arange(32) == 0).reshape(1, 32, 1).repeat(4, 0)
+ELECTED = (np.arange(32) == 0).reshape(1, 32, 1).repeat(4, 0)  # a thread of each warp
 FENCES = "fence.acq_rel.gpu", "fence.proxy.async.global"  # relaxed: both; acquire: the second
 
 
@@ -114,7 +114,7 @@ def operand(text):
     if text[0] == "{":
         return tuple(re.findall(r"\w+", text))
     if not re.match(r"-?\d", text):
-        return text.strip("[]")
+        return text.removeprefix("_|").strip("[]")
     return u32(int(text.replace("0f", "0x"), 16 if text[0] == "0" else 10) & 0xFFFFFFFF)
 
 
@@ -199,9 +199,7 @@ class Threads:
             raise CompileError(f"@{guard} in front of {name} is not simulated")
         if not threads.any():
             return
-        if name == "elect.sync":  # a thread of each warp
-            self.assign(operands[0].partition("|")[2], ELECTED)
-        elif name in ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32"):
+        if name in ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32"):
             pointer = self.pointer_in(operands[1])
             self.loaded = pointer, pointer.memory.data[pointer.offset]
             partition.before_tma = set(FENCES if "relaxed" in name else FENCES[1:])
@@ -307,6 +305,7 @@ INSTRUCTIONS = {
     "vote.sync.any.pred": lambda x, mask: np.broadcast_to(x.any(1, keepdims=True), x.shape),
     "shl.b32": operator.lshift,
     "prmt.b32": lower_halves,
+    "elect.sync": lambda mask: ELECTED,
     "lg2.approx.ftz.f32": of_fp32(np.log2),
     "add.f16x2": of_halves(np.add),
     "max.f16x2": of_halves(np.fmax),

@@ -106,9 +106,9 @@ class Store(Copy):
 
     def __init__(self, target, coordinates, tile, adds):
         super().__init__(target, coordinates, tile)
-        self.adds, self.reading = adds, None
-        if hazards := here.program.hazards:
-            self.reading = hazards.read(tile, self.partition, None)
+        self.adds = adds
+        self.reading = here.program.read(tile, "a TMA store", self.partition, None)
+        if self.reading:
             target.memory.note_box(self.part, "atomic" if adds else "store")
 
     def read(self):
@@ -140,7 +140,6 @@ def async_store(tensor_desc, coord, src, adds=False):
     if partition.before_tma:
         fences = " and ".join(sorted(partition.before_tma))
         raise AccessError(f"a TMA store comes behind a read of other programs without {fences}")
-    partition.program.check_fenced(src, "a TMA store")
     partition.stores.append(Store(tensor_desc, coord, src, adds))
     note("store", src)
 

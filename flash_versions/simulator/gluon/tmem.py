@@ -97,14 +97,10 @@ class Product:
     def __init__(self, operands, written, use_acc, barriers):
         self.operands, self.written, self.use_acc = operands, written, use_acc
         self.barriers, self.partition, self.queue = barriers, here.partition, here.program.queue
-        self.clock = None
-        shared = [x for x in operands if isinstance(x, Shared)]
-        for x in shared:
-            here.program.check_fenced(x, "a product")
-        if hazards := here.program.hazards:
-            self.clock = self.partition.clock | {"queue": hazards.tick()}
-            for x in shared:
-                hazards.read(x, "queue", self.clock["queue"])
+        self.clock = self.partition.clock | {"queue": here.program.tick()}
+        for x in operands:
+            if isinstance(x, Shared):
+                here.program.read(x, "a product", "queue", self.clock["queue"])
         machine = here.partition.machine
         self.among = machine.able_or_late(machine.options.order.late_products)
         self.queue.append(self)
@@ -130,15 +126,14 @@ def tcgen05_mma(
     if not pred:
         return
     check_operands(a, b, acc)
-    if mbarriers is None:
-        done = Barrier(count=1)
-        Product((a, b), (acc,), bool(use_acc), [done])
-        done.wait_for(0)
-        return
-    preds = [True] * len(mbarriers) if mbarrier_preds is None else mbarrier_preds
-    told = [barrier for barrier, told in zip(mbarriers, preds, strict=True) if told]
+    barriers = [Barrier(count=1)] if mbarriers is None else mbarriers
+    preds = [True] * len(barriers) if mbarrier_preds is None else mbarrier_preds
+    told = [barrier for barrier, told in zip(barriers, preds, strict=True) if told]
     Product((a, b), (acc,), bool(use_acc), told)
-    here.partition.pause()
+    if mbarriers is None:
+        barriers[0].wait_for(0)
+    else:
+        here.partition.pause()
 
 
 def check_operands(a, b, acc):

@@ -25,7 +25,7 @@ class Product(Tile):
         self.factors, self.acc = (a, b), acc if use_acc else None
         self.operands = [x for x in (a, b) if isinstance(x, Shared)]
         self.shape, self.dtype, self.partition = acc.shape, acc.dtype, here.partition
-        self.result, self.torn, self.reads = None, getattr(self.acc, "torn", ""), []
+        self.result, self.torn = None, getattr(self.acc, "torn", "")
 
     @property
     def a(self):
@@ -63,10 +63,8 @@ def warpgroup_mma(
     if use_acc and acc.dtype is float16:
         raise CompileError("sums in fp16 that go on are not simulated")
     product = Product(a, b, acc, bool(use_acc))
-    for x in product.operands:
-        if hazards := partition.program.hazards:
-            product.reads.append(hazards.read(x, partition, None, product))
-        partition.program.check_fenced(x, "a product")
+    until = partition, None, product
+    product.reads = [here.program.read(x, "a product", *until) for x in product.operands]
     if partition.machine.random() >= partition.machine.options.order.late_products:
         product.computed()
     partition.products.append(product)
@@ -104,7 +102,7 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     del partition.products[: len(waited)]
     for product in waited:
         product.computed()
-        for read in product.reads:
+        for read in filter(None, product.reads):
             read.end()
         note("done", product)
     results = tuple(x.result if is_done(x) else x for x in deps)
