@@ -19,12 +19,11 @@ from torch.overrides import TorchFunctionMode
 from flash_versions.simulator import rebind
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError
-from flash_versions.simulator.gluon import hazards
-from flash_versions.simulator.gluon.hazards import PARTITIONS
 from flash_versions.simulator.memory import Memory
 from flash_versions.simulator.state import here
 
 NOBODY, SEVERAL = -1, -2
+PARTITIONS = 16  # of a program, at most: who stores what is numbered by programs and partitions
 ALLOCATE = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
 # What a launch asks of a tensor; none of it touches the elements.
 ASK = frozenset((
@@ -42,7 +41,7 @@ class Seen:
         read: which elements were loaded, if that is asked for.
         written: whether something wrote each; None of what was given with its values.
         writer, reader: who stored or loaded each last, in this launch.
-        epochs: who -> the time on its own clock at its last store (see `gluon/hazards.py`).
+        epochs: partition -> the time on its clock at its last store (see `gluon/hazards.py`).
     """
 
     def __init__(self, number: int, fresh: bool, notes_reads: bool) -> None:
@@ -52,7 +51,7 @@ class Seen:
 
     def begin(self, launch: int) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
-        self.launch, self.epochs = launch, dict[int, int]()
+        self.launch, self.epochs = launch, dict[Any, int]()
         self.writer, self.reader, self.stored_at = np.full((3, self.number), NOBODY)
 
 
@@ -269,13 +268,25 @@ class WatchedMemory(Memory):
                         f"{program.number} stores it, and {which} {kind} it, too; on a GPU either "
                         "may come first"
                     )
+            index = 0
             if partition is not None:
-                hazards.check_stores(self, offset)
-            index = 0 if partition is None else partition.index
+                self.check_partitions(offset)
+                index, seen.epochs[partition] = partition.index, partition.clock[partition]
             seen.writer[offset] = program.number * PARTITIONS + index
             seen.stored_at[offset] = self.watch.tick()
         if seen.written is not None:
             seen.written[offset] = True
+
+    def check_partitions(self, offset: Any) -> None:
+        """Refuse to store where another partition has, if no barrier says that this comes later."""
+        partition, epochs, writer = here.partition, self.seen.epochs, self.seen.writer[offset]
+        for one in here.program.partitions:
+            same = writer == here.program.number * PARTITIONS + one.index
+            if same.any() and partition is not one and partition.clock.get(one, 0) < epochs[one]:
+                raise AccessError(
+                    f"two partitions store {self.element(first_of(offset, same))}: {partition} and "
+                    f"{one}; either may come first"
+                )
 
     def check_changes(self, what: str) -> None:
         """Refuse to change an input."""

@@ -13,8 +13,6 @@ from flash_versions.simulator.errors import AccessError
 from flash_versions.simulator.gluon import report
 from flash_versions.simulator.state import here
 
-PARTITIONS = 16  # of a program, at most: who stores what is numbered by programs and partitions
-
 
 def join(clock, other):
     """Let what has happened before one happen before another, too."""
@@ -220,20 +218,3 @@ def stale(partition):
         f": its wait for phase {phase} of {partition.waited} returns at once, "
         f"because that phase has ended before; is it the wrong phase, and should it be {1 - phase}?"
     )
-
-
-def check_stores(memory, offset):
-    """Refuse to store to a tensor where another partition of the program has stored, if no barrier
-    says that this comes later.
-    """
-    seen, partition, writer = memory.seen, here.partition, memory.seen.writer[offset]
-    own = here.program.number * PARTITIONS
-    for other in set(np.unique(writer[writer // PARTITIONS == here.program.number]).tolist()):
-        one = partition.program.partitions[other - own]
-        if one is not partition and partition.clock.get(one, 0) < seen.epochs[other]:
-            at = int(np.asarray(offset)[np.asarray(writer == other)].reshape(-1)[0])
-            raise AccessError(
-                f"two partitions store {memory.element(at)}: {partition} and "
-                f"{one}; either may come first"
-            )
-    seen.epochs[own + partition.index] = partition.clock[partition]
