@@ -114,7 +114,7 @@ class Hazards:
                     "fence_async_shared() has to follow, which shows new barriers to TMA"
                 )
             key = tile.low, tile.high
-            clock[key] = here.program.tick()
+            clock[key] = partition.machine.tick()
             guards, partition.waits = frozenset(partition.waits), []
         made = Fill(tile, key, clock[key], barrier, guards)
         for fill in old:

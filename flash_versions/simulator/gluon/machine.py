@@ -207,7 +207,6 @@ class Program:
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         self.partitions, self.named_barriers, self.queue = [], {}, []
         self.columns, self.tensor_memory = 0, None
-        self.tick = itertools.count(1).__next__  # counts loads and products of Blackwell's
         self.hazards = None if machine.memory is None else Hazards()
 
     def read(self, tile, who, *until):
@@ -252,11 +251,10 @@ class Partition:
         turn: gets something when its thread may go on; clock: see `hazards`.
         waited: the mbarrier of its last wait; stale: the phase of that, if it had waited for it
             before, or the barrier is new; ended: of each barrier, how many phases it has seen end.
-        waits: the mbarriers it has waited for since its last load.
-        initialised: mbarriers, without a fence behind it.
-        products, stores: that it has not waited for.
-        leaving: stores whose tile was read, and that are not in memory yet.
-        written, read: tiles in shared memory, from and to registers, since its last fence.
+        waits: the mbarriers it has waited for since its last load by TMA.
+        products, stores: that it has not waited for; leaving: stores whose tile was read, and that
+            are not in memory yet.
+        initialised: mbarriers, written, read: tiles in shared memory, since its last fence.
         before_tma, before_count: fences that are missing: between what was read of other programs
             and TMA, and between what TMA has written and what tells other programs of it.
     """

@@ -151,10 +151,9 @@ async_copy_global_to_shared, async_copy_shared_to_global = async_load, async_sto
 def store_wait(pendings):
     """Until all but so many tiles have been read."""
     partition, machine = here.partition, here.partition.machine
-    stores = partition.stores
-    partition.pause(machine.late if len(stores) > pendings else None)
-    while len(stores) > pendings:
-        store = stores.pop(0)
+    partition.pause(machine.late if len(partition.stores) > pendings else None)
+    while len(partition.stores) > pendings:
+        store = partition.stores.pop(0)
         store.read()
         if machine.random() < machine.options.order.late_loads:
             partition.leaving.append(store)

@@ -97,7 +97,7 @@ class Product:
     def __init__(self, operands, written, use_acc, barriers):
         self.operands, self.written, self.use_acc = operands, written, use_acc
         self.barriers, self.partition, self.queue = barriers, here.partition, here.program.queue
-        self.clock = self.partition.clock | {"queue": here.program.tick()}
+        self.clock = self.partition.clock | {"queue": self.partition.machine.tick()}
         for x in operands:
             if isinstance(x, Shared):
                 here.program.read(x, "a product", "queue", self.clock["queue"])
