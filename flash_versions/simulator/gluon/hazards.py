@@ -67,93 +67,82 @@ class Fill(Access):
 
     def __init__(self, tile, key, time, barrier, guards):
         super().__init__(tile, key, time)
-        self.barrier, self.waited, self.reads, self.earlier = (
-            barrier,
-            here.partition.waited,
-            [],
-            set(),
-        )
-        self.guards, self.arrived = guards, {}
+        self.barrier, self.waited, self.guards = barrier, here.partition.waited, guards
+        self.reads, self.earlier, self.arrived = [], set(), {}
 
 
-class Hazards:
-    """Of the tiles of a program in shared memory.
-
-    Attributes:
-        fills: what is in tiles now.
+def fill(tile, barrier=None):
+    """The partition that runs writes a tile, or has TMA do so, which a barrier is told of. Returns
+    the clock of what has happened before the fill is there; None if accesses are not watched.
     """
+    partition, fills = here.partition, here.program.fills
+    if fills is None:
+        return None
+    old = [x for x in fills if share(x.tile, tile)]
+    for fill in old:
+        for read in fill.reads:
+            if not read.is_over(partition.clock) and share(read.tile, tile):
+                raise AccessError(too_early(fill, read, partition))
+        if not fill.is_over(partition.clock):
+            raise AccessError(
+                f"{tile} is filled again by {partition} before it is known that the tile of "
+                f"{fill.partition} in {fill.line} has landed and been read, without waiting "
+                f"for who reads it{stale(partition)}"
+            )
+    clock, key, guards = dict(partition.clock), partition, frozenset()
+    if barrier is not None:
+        # None is asked of Blackwell's kernels, which have tensor memory.
+        initialised = (x.initialised for x in here.program.partitions)
+        if not here.program.columns and any(barrier in x for x in initialised):
+            raise AccessError(
+                f"a load of {partition} uses {barrier} without a fence behind mbarrier.init: "
+                "fence_async_shared() has to follow, which shows new barriers to TMA"
+            )
+        key = tile.low, tile.high
+        clock[key] = partition.machine.tick()
+        guards, partition.waits = frozenset(partition.waits), []
+    made = Fill(tile, key, clock[key], barrier, guards)
+    for fill in old:
+        made.earlier |= {x.partition for x in fill.reads}
+        if tile.low <= fill.tile.low and fill.tile.high <= tile.high:
+            fills.remove(fill)
+    fills.append(made)
+    return clock
 
-    def __init__(self):
-        self.fills = []
 
-    def fill(self, tile, barrier=None):
-        """The partition that runs writes a tile, or has TMA do so, which a barrier is told of.
-
-        Returns:
-            The clock of what has happened before the fill is there.
-        """
-        partition = here.partition
-        old = [x for x in self.fills if share(x.tile, tile)]
-        for fill in old:
-            for read in fill.reads:
-                if not read.is_over(partition.clock) and share(read.tile, tile):
-                    raise AccessError(too_early(fill, read, partition))
-            if not fill.is_over(partition.clock):
+def release(barrier, partition):
+    """A partition arrives at a barrier, which may tell that it has read a tile."""
+    for fill in (x for x in partition.program.fills if barrier in x.guards):
+        arrived = fill.arrived.setdefault(partition, set())
+        arrived.add(barrier)
+        for read in fill.reads:
+            if arrived == fill.guards and read.partition is partition and read.time is None:
                 raise AccessError(
-                    f"{tile} is filled again by {partition} before it is known that the tile of "
-                    f"{fill.partition} in {fill.line} has landed and been read, without waiting "
-                    f"for who reads it{stale(partition)}"
+                    f"{fill.tile} is released before it is read: {partition} arrives at "
+                    f"{barrier} while the product that reads the tile ({read.line}) is in "
+                    "flight, because no warpgroup_mma_wait has waited for it yet"
                 )
-        clock, key, guards = dict(partition.clock), partition, frozenset()
-        if barrier is not None:
-            # None is asked of Blackwell's kernels, which have tensor memory.
-            initialised = (x.initialised for x in here.program.partitions)
-            if not here.program.columns and any(barrier in x for x in initialised):
-                raise AccessError(
-                    f"a load of {partition} uses {barrier} without a fence behind mbarrier.init: "
-                    "fence_async_shared() has to follow, which shows new barriers to TMA"
-                )
-            key = tile.low, tile.high
-            clock[key] = partition.machine.tick()
-            guards, partition.waits = frozenset(partition.waits), []
-        made = Fill(tile, key, clock[key], barrier, guards)
-        for fill in old:
-            made.earlier |= {x.partition for x in fill.reads}
-            if tile.low <= fill.tile.low and fill.tile.high <= tile.high:
-                self.fills.remove(fill)
-        self.fills.append(made)
-        return clock
 
-    def release(self, barrier, partition):
-        """A partition arrives at a barrier, which may tell that it has read a tile."""
-        for fill in (x for x in self.fills if barrier in x.guards):
-            arrived = fill.arrived.setdefault(partition, set())
-            arrived.add(barrier)
-            for read in fill.reads:
-                if arrived == fill.guards and read.partition is partition and read.time is None:
-                    raise AccessError(
-                        f"{fill.tile} is released before it is read: {partition} arrives at "
-                        f"{barrier} while the product that reads the tile ({read.line}) is in "
-                        "flight, because no warpgroup_mma_wait has waited for it yet"
-                    )
 
-    def read(self, tile, key=None, time=0, product=None):
-        """The partition that runs reads a tile now; until something of `key` happens, if time is
-        None or that of a queue. A product of Hopper's may read anything, if its result is not used.
-        """
-        partition = here.partition
-        found = [x for x in self.fills if share(x.tile, tile)]
-        late = [x for x in found if not x.is_over(partition.clock)]
-        gone = [x for x in found if x.guards and x.guards == x.arrived.get(partition)]
-        if late or gone or not found:
-            wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
-            if product is None:
-                raise AccessError(wrong)
-            product.torn, found = product.torn or wrong, []
-        read = Access(tile, key or partition, time if key else partition.clock[partition])
-        for fill in found:
-            fill.reads.append(read)
-        return read
+def read(tile, key=None, time=0, product=None):
+    """The partition that runs reads a tile now; until something of `key` happens, if time is
+    None or that of a queue. A product of Hopper's may read anything, if its result is not used.
+    """
+    partition, fills = here.partition, here.program.fills
+    if fills is None:
+        return None
+    found = [x for x in fills if share(x.tile, tile)]
+    late = [x for x in found if not x.is_over(partition.clock)]
+    gone = [x for x in found if x.guards and x.guards == x.arrived.get(partition)]
+    if late or gone or not found:
+        wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
+        if product is None:
+            raise AccessError(wrong)
+        product.torn, found = product.torn or wrong, []
+    read = Access(tile, key or partition, time if key else partition.clock[partition])
+    for fill in found:
+        fill.reads.append(read)
+    return read
 
 
 def too_early(fill, read, partition):

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
 from flash_versions.simulator.floats import as_on_a_gpu
-from flash_versions.simulator.gluon import report
-from flash_versions.simulator.gluon.hazards import Hazards, join, overlap, released
+from flash_versions.simulator.gluon import hazards, report
+from flash_versions.simulator.gluon.hazards import join, overlap, released
 from flash_versions.simulator.state import here
 
 
@@ -200,6 +200,7 @@ class Program:
         named_barriers: those with arrivals, by number.
         queue: products of Blackwell's tensor cores that are not computed yet, in order.
         columns: of tensor memory that are allocated.
+        fills: what is in tiles of shared memory, see `hazards`; None if that is not watched.
     """
 
     def __init__(self, machine, number, grid):
@@ -207,15 +208,15 @@ class Program:
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         self.partitions, self.named_barriers, self.queue = [], {}, []
         self.columns, self.tensor_memory = 0, None
-        self.hazards = None if machine.memory is None else Hazards()
+        self.fills = None if machine.memory is None else []
 
     def read(self, tile, who, *until):
         """TMA or tensor cores read a tile that must not have been written from registers without a
-        fence behind it. Returns the access as `Hazards.read` does, if there are hazards.
+        fence behind it. Returns what `hazards.read` does.
         """
         if any(overlap(tile, x) for partition in self.partitions for x in partition.written):
             raise AccessError(f"{who} reads {tile} without fence_async_shared")
-        return self.hazards and self.hazards.read(tile, *until)
+        return hazards.read(tile, *until)
 
     def check_fill(self, tile, by_tma=False, filler=None):
         """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one

@@ -46,9 +46,9 @@ class Barrier(report.Named):
         """Count arrivals, and bytes that are to land or, below 0, have landed."""
         partition = partition or here.partition
         self.check()
-        if partition.program.hazards:
+        if partition.program.fills is not None:
             if clock is None:
-                partition.program.hazards.release(self, partition)
+                hazards.release(self, partition)
             hazards.join(self.hold, clock or hazards.released(partition))
         self.arrived.pop(partition.name, None)
         self.arrived[partition.name] = partition.machine.turns

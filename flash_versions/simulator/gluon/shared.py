@@ -6,6 +6,7 @@ import numpy as np
 
 from flash_versions.simulator.dtypes import decode, encode
 from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.gluon import hazards
 from flash_versions.simulator.gluon.mbarrier import allocate_mbarrier
 from flash_versions.simulator.gluon.report import Named
 from flash_versions.simulator.state import here
@@ -81,8 +82,7 @@ class Shared(Region):
         return Shared(reshaped(line, shape), dtype)
 
     def store(self, value):
-        if here.program.hazards:
-            here.program.hazards.fill(self)
+        hazards.fill(self)
         self.fill(value)
         here.partition.written.add(self)
 
@@ -90,8 +90,7 @@ class Shared(Region):
         partition = here.partition
         if partition.machine.options.order.late_products == 1:
             partition.pause(partition.machine.late)  # so late it finds who gives a tile back before
-        if partition.program.hazards:
-            partition.program.hazards.read(self)
+        hazards.read(self)
         partition.read.add(self)
         return Tile(np.array(self.a), self.dtype)
 

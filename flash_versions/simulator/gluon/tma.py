@@ -11,6 +11,7 @@ import numpy as np
 
 from flash_versions.simulator.dtypes import decode, encode
 from flash_versions.simulator.errors import AccessError, CompileError
+from flash_versions.simulator.gluon import hazards
 from flash_versions.simulator.gluon.machine import note
 from flash_versions.simulator.memory import Memory, pointer_to
 from flash_versions.simulator.state import here
@@ -84,10 +85,9 @@ class Load(Copy):
 
     def __init__(self, source, coordinates, barrier, tile):
         super().__init__(source, coordinates, tile)
-        self.barrier, self.bytes, self.clock = barrier, source.block_type.nbytes, None
-        if here.program.hazards:
-            self.clock = here.program.hazards.fill(tile, barrier)
-            source.memory.note_box(self.part, "load")
+        self.barrier, self.bytes = barrier, source.block_type.nbytes
+        self.clock = hazards.fill(tile, barrier)
+        source.memory.note_box(self.part, "load")
         here.program.check_fill(tile, by_tma=True)
 
     def land(self):
@@ -108,8 +108,7 @@ class Store(Copy):
         super().__init__(target, coordinates, tile)
         self.adds = adds
         self.reading = here.program.read(tile, "a TMA store", self.partition, None)
-        if self.reading:
-            target.memory.note_box(self.part, "atomic" if adds else "store")
+        target.memory.note_box(self.part, "atomic" if adds else "store")
 
     def read(self):
         """Read the tile, which may be written from now on."""
