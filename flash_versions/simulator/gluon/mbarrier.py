@@ -56,12 +56,8 @@ class Barrier(report.Named):
         self.missing_bytes += missing_bytes
         self.expected += max(missing_bytes, 0)
         if self.pending < 0:
-            who = len(self.arrived)
-            who = f"{who} partitions arrive" if who > 1 else "one partition several times arrives"
-            raise AccessError(
-                f"more arrivals than {self} counts: it counts "
-                f"{self.count}, and {who} there: {', '.join(self.arrived)}"
-            )
+            who = ", ".join(self.arrived)
+            raise AccessError(f"more arrivals than {self} counts, {self.count}: they are of {who}")
         if self.pending == self.missing_bytes == 0:
             self.phase ^= 1
             self.ended += 1

@@ -15,7 +15,7 @@ class Product(Tile):
 
     Attributes:
         operands: the tiles in shared memory that it reads until it is waited for.
-        result: a Tile, once it is computed.
+        result: a Tile, once it is computed; done: whether it was waited for.
         torn: who has filled one of the operands before it was waited for.
     """
 
@@ -25,14 +25,12 @@ class Product(Tile):
         self.factors, self.acc = (a, b), acc if use_acc else None
         self.operands = [x for x in (a, b) if isinstance(x, Shared)]
         self.shape, self.dtype, self.partition = acc.shape, acc.dtype, here.partition
-        self.result, self.torn = None, getattr(self.acc, "torn", "")
+        self.result, self.done, self.torn = None, False, getattr(self.acc, "torn", "")
 
     @property
     def a(self):
         """What is read of a product that was not waited for, or that is torn."""
-        raise AccessError(
-            self.torn or "a product is read while it is in flight: wait for it before"
-        )
+        raise AccessError(self.torn or "a product is read while it is in flight: wait for it")
 
     def computed(self):
         """Its result, of what is in the tiles at the first call; what it adds to comes first."""
@@ -75,9 +73,7 @@ def warpgroup_mma(
 def check_operands(a, b, acc):
     """Refuse what a warpgroup cannot multiply."""
     if not isinstance(b, Shared) or not isinstance(a, Shared | Tile) or not isinstance(acc, Tile):
-        raise CompileError(
-            "a product takes A from registers or shared memory, B from shared memory"
-        )
+        raise CompileError("a product takes A from registers or shared memory, B from the latter")
     fit = a.shape[0] % 64 == 0 and a.dtype is b.dtype and a.shape[1] == b.shape[0]
     if not fit or acc.shape != (a.shape[0], b.shape[1]) or acc.dtype not in (float16, float32):
         kinds = f"{a.dtype} {list(a.shape)} times {b.dtype} {list(b.shape)}"
@@ -102,13 +98,11 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     del partition.products[: len(waited)]
     for product in waited:
         product.computed()
+        product.done = True
         for read in filter(None, product.reads):
             read.end()
         note("done", product)
-    results = tuple(x.result if is_done(x) else x for x in deps)
+    results = tuple(
+        x.result if isinstance(x, Product) and x.done and not x.torn else x for x in deps
+    )
     return results[0] if len(results) == 1 else results
-
-
-def is_done(x):
-    """Whether something is a product that was waited for, and whose result is right."""
-    return isinstance(x, Product) and not x.torn and all(y is not x for y in x.partition.products)
