@@ -174,14 +174,14 @@ class Threads:
         changed.
         """
         guard, _, (label,) = steps[place]
+        if ("", ":", (label,)) not in steps:
+            raise CompileError(f"there is no label {label}")
         taken, target = self.chosen(guard), steps.index(("", ":", (label,)))
         if not taken.any():
             return place
         if target > place and not taken.all():
-            self.away[label], self.active = (
-                self.away.get(label, False) | taken,
-                self.active & ~taken,
-            )
+            self.away[label] = self.away.get(label, False) | taken
+            self.active = self.active & ~taken
             return place
         if target < place:
             if (self.active & ~taken).any():
