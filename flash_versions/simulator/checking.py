@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flash_versions.simulator import rebind
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError
 from flash_versions.simulator.memory import Memory
@@ -40,18 +39,18 @@ class Seen:
         loads, stores: how many elements were accessed.
         read: which elements were loaded, if that is asked for.
         written: whether something wrote each; None of what was given with its values.
-        writer, reader: who stored or loaded each last, in this launch.
+        writer, reader, stored_at: who stored or loaded each last, in this launch, and when.
         epochs: partition -> the time on its clock at its last store (see `gluon/hazards.py`).
     """
 
     def __init__(self, number: int, fresh: bool, notes_reads: bool) -> None:
-        self.loads, self.stores, self.launch, self.number = 0, 0, -1, number
+        self.loads, self.stores, self.number = 0, 0, number
         self.written = np.zeros(number, bool) if fresh else None
         self.read = np.zeros(number, bool) if notes_reads else None
 
-    def begin(self, launch: int) -> None:
+    def begin(self) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
-        self.launch, self.epochs = launch, dict[Any, int]()
+        self.epochs: dict[Any, int] = {}
         self.writer, self.reader, self.stored_at = np.full((3, self.number), NOBODY)
 
 
@@ -80,7 +79,7 @@ class Watch(TorchFunctionMode):
         self.seen: dict[tuple[int, int], Seen] = {}
         self.kept: list[torch.Tensor] = []  # so that no address is used twice
         self.tick = itertools.count(1).__next__
-        self.atomics: dict[tuple[int, int], int] = {}  # (launch, program) -> tick of its last one
+        self.atomics: dict[int, int] = {}  # program -> tick of its last one in this launch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
@@ -163,12 +162,8 @@ class WatchedMemory(Memory):
             fresh = self.address in watch.fresh
             watch.seen[key] = Seen(self.data.size, fresh, watch.notes_reads)
         self.seen = watch.seen[key]
-
-    def history(self) -> Seen:
-        """What happened to the storage; of the programs, what those of this launch did."""
-        if self.seen.launch != rebind.current_launch():
-            self.seen.begin(rebind.current_launch())
-        return self.seen
+        self.seen.begin()
+        watch.atomics.clear()
 
     def element(self, offset: int) -> str:
         """An element by name, such as "o[3, 0]"."""
@@ -215,7 +210,7 @@ class WatchedMemory(Memory):
 
     def note_load(self, offset: Any) -> None:
         """Refuse to load what nothing wrote, or another program stores."""
-        seen, number = self.history(), here.program.number
+        seen, number = self.seen, here.program.number
         seen.loads += offset.size
         if seen.read is not None:
             seen.read[offset] = True
@@ -241,9 +236,9 @@ class WatchedMemory(Memory):
 
     def ordered(self, offset: Any, writer: Any) -> bool:
         """Whether atomic operations of both programs lie between stores and a load of this one."""
-        launch, atomics, stored = self.seen.launch, self.watch.atomics, self.seen.stored_at[offset]
-        released = np.array([atomics.get((launch, x // PARTITIONS), -1) for x in writer.tolist()])
-        now = atomics.get((launch, here.program.number), -1)
+        atomics, stored = self.watch.atomics, self.seen.stored_at[offset]
+        released = np.array([atomics.get(x // PARTITIONS, -1) for x in writer.tolist()])
+        now = atomics.get(here.program.number, -1)
         return bool((released > stored).all() and (now > stored).all())
 
     def store(self, offset: Any, values: Any) -> None:
@@ -255,7 +250,7 @@ class WatchedMemory(Memory):
     def note_store(self, offset: Any) -> None:
         """Refuse to store to an input, or where another program loads or stores."""
         self.check_changes("a store")
-        seen, program, partition = self.history(), here.program, here.partition
+        seen, program, partition = self.seen, here.program, here.partition
         seen.stores += offset.size
         if program.grid != (1, 1, 1) or partition is not None:
             for kind, who in (("stores", seen.writer[offset]), ("reads", seen.reader[offset])):
@@ -309,9 +304,8 @@ class WatchedMemory(Memory):
         """See `Memory.note_atomic`."""
         self.check_changes("an atomic operation")
         self.check_written(offset, "added to")
-        seen = self.history()
-        seen.stores += offset.size
-        self.watch.atomics[seen.launch, here.program.number] = self.watch.tick()
+        self.seen.stores += offset.size
+        self.watch.atomics[here.program.number] = self.watch.tick()
 
     def absent(self) -> Any:
         """What a lane without `other` reads: nothing that a kernel may rely on."""

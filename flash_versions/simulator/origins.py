@@ -137,12 +137,11 @@ def text_of(file: str, place: Place) -> str:
 # ------------------------------------------------------------------------------- in a sentence
 SYMBOLS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # What to do about an operation of numbers, as it is said, by how that begins.
-ADVICE = {
+ADVICE: dict[str | tuple[str, ...], str] = {
     "-inf - -inf": "nothing was seen yet there: subtract 0 where the maximum is -inf",
     "0 / 0": "the sum is 0 there: divide by 1 instead",
     "exp": "it overflows: subtract the largest number so far, the maximum, before",
-    "log(0)": "no exponential is left: what was subtracted is not the maximum of these scores",
-    "log2(0)": "no exponential is left: what was subtracted is not the maximum of these scores",
+    ("log(0)", "log2(0)"): "no exponential is left: what was subtracted is not the maximum",
 }
 
 

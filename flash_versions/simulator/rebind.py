@@ -165,11 +165,6 @@ def captured(fn: Any) -> dict[str, Any]:
     return found
 
 
-def current_launch() -> int:
-    """The number of the latest launch."""
-    return launch_number
-
-
 def begin_launch() -> None:
     """Let functions look up their names once more."""
     global launch_number
