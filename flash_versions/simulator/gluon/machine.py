@@ -230,9 +230,9 @@ class Program:
         for product in (x for partition in self.partitions for x in partition.products):
             if not product.torn and any(overlap(tile, x) for x in product.operands):
                 product.torn = (
-                    f"{tile} is filled by {filler or here.partition.place()} "
-                    f"while a product of {product.partition.name} that no warpgroup_mma_wait has "
-                    "waited for still reads it"
+                    f"{tile} is filled by {filler or report.where(here.partition)} while a product "
+                    f"of {product.partition.name} that no warpgroup_mma_wait has waited for still "
+                    "reads it"
                 )
         self.check_queue(tile, "written while a product is to use it")
 
@@ -319,10 +319,6 @@ class Partition:
     def __str__(self):
         """Its name, in a grid of one program without that."""
         return self.name.partition(", ")[2] if self.program.grid == (1, 1, 1) else self.name
-
-    def place(self):
-        """Its name, and where in the kernel it is."""
-        return f"{self} in {report.where(self)}"
 
 
 def run_grid(function, grid, arguments, num_warps=4):

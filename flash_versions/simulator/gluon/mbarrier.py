@@ -75,10 +75,7 @@ class Barrier(report.Named):
         """Let the partition that runs go on when this phase has ended."""
         partition = here.partition
         partition.barrier, partition.phase = self, phase
-        if self.phase != phase:
-            partition.pause()
-        else:
-            partition.pause(self.waiting)
+        partition.pause(self.waiting if self.phase == phase else None)
         partition.barrier = None
         hazards.join(partition.clock, self.known)
 

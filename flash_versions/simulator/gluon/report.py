@@ -30,12 +30,13 @@ def frames(partition):
 
 
 def where(partition):
-    """The lines of the kernel that a partition has come to."""
+    """A partition, and the lines of the kernel that it has come to."""
     found = frames(partition)
     if not found:
-        return "its begin"
+        return f"{partition} in its begin"
     text = linecache.getline(found[-1].f_code.co_filename, found[-1].f_lineno).strip()
-    return " > ".join(f"{x.f_code.co_name}:{x.f_lineno}" for x in found) + f": {text}"
+    lines = " > ".join(f"{x.f_code.co_name}:{x.f_lineno}" for x in found)
+    return f"{partition} in {lines}: {text}"
 
 
 def line(partition):
@@ -108,7 +109,7 @@ def number(n, noun):
 
 def explain(partition, waiting):
     """Where a partition waits and what would release it; waiting: the names of all that do."""
-    barrier, text = partition.barrier, partition.place()
+    barrier, text = partition.barrier, where(partition)
     if barrier is None:
         return text
     lacks, missing = [], barrier.missing_bytes
