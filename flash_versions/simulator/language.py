@@ -599,7 +599,7 @@ def static_assert(cond: Any, msg: str = "") -> None:
 
 
 def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
-    if here.is_dry:
+    if here.dry:
         return
     holds = to_tensor(cond).a if mask is None else to_tensor(cond).a | ~to_tensor(mask).a
     if not np.all(holds):
@@ -609,7 +609,7 @@ def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
 def device_print(prefix: str, *args: Any, hex: bool = False) -> None:  # noqa: A002
     if not isinstance(prefix, str):
         raise CompileError("the first argument of a print is a text")
-    if here.is_dry:
+    if here.dry:
         return
     values = [x.a if isinstance(x, Tile) else x for x in args]
     print(f"program {here.program.ids}: {prefix}", *values)  # noqa: T201
@@ -633,11 +633,7 @@ def builtin_extreme(of_numbers: Callable, of_tiles: Callable) -> Callable[..., A
     return apply
 
 
-def range(*bounds: Any, **options: Any) -> RunTimeRange:  # noqa: A001
-    return RunTimeRange(*bounds)
-
-
-range_ = builtins.range
+range_, range = builtins.range, RunTimeRange  # noqa: A001
 pointer_type = PointerType
 load, store = memory.load, memory.store
 atomic_add, atomic_cas, atomic_xchg = memory.atomic_add, memory.atomic_cas, memory.atomic_xchg

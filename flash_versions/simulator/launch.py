@@ -132,7 +132,8 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
         raise CompileError(f"{place(error, function.file)}{reason(error)}") from error
     finally:
         here.program, here.partition = outer
-        here.checking = here.may_be_dry = here.is_dry = False
+        here.checking = here.may_be_dry = False
+        here.dry = 0
 
 
 CHECKS = 3  # launches that are checked where loops have too few steps to be sure, unless watched

@@ -1,32 +1,20 @@
-"""Loops of a kernel: those that the compiler unrolls, and those that run."""
+"""Loops and branches of a kernel as they run, with what the compiler compares in them."""
 
 import ast
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 
+from flash_versions.simulator import values
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.state import here
-from flash_versions.simulator.values import (
-    Pointer,
-    Tile,
-    TileType,
-    described,
-    promoted_integer,
-    to_tensor,
-)
+from flash_versions.simulator.values import Pointer, Tile, TileType, described, to_tensor
 
 MOST_STEPS = 250_000  # of one loop: more would take minutes, or never end
 MOST_WATCHED = 5_000  # of a kernel that is checked: its inputs are small
-
-
-def most_steps() -> int:
-    """Steps that a loop may have."""
-    return MOST_STEPS if here.memory is None else MOST_WATCHED
 
 
 class static_range:  # noqa: N801
@@ -46,19 +34,18 @@ class static_range:  # noqa: N801
 
 
 class RunTimeRange:
-    """A loop that runs, whose index is a number at run time."""
+    """A loop that runs, whose index is a number at run time; options are the compiler's."""
 
-    def __init__(self, *bounds: Any) -> None:
+    def __init__(self, *bounds: Any, **options: Any) -> None:
         numbers = [to_tensor(x) for x in bounds]
         for x in numbers:
             if not isinstance(x, Tile) or x.dtype.kind == 2 or x.shape:
                 raise CompileError(
                     f"a loop goes from and to whole numbers, and this is {described(x)}"
                 )
-        kind = to_tensor(0).dtype
-        for x in numbers:
-            kind = promoted_integer(kind, x.dtype)
-        self.kind, self.range = kind, range(*(int(x.a) for x in numbers))
+        kinds = (x.dtype for x in numbers)
+        self.kind = functools.reduce(values.promoted_integer, kinds, values.int32)
+        self.range = range(*(int(x.a) for x in numbers))
 
     def __iter__(self) -> Iterator[Tile]:
         number, kind = self.kind.np, self.kind
@@ -87,6 +74,139 @@ def type_of(x: Any) -> Any:
     return type(x).__name__
 
 
+def test(condition: Any) -> bool:
+    """Whether an `if` or a `while` goes on."""
+    if isinstance(condition, Tile):
+        if condition.shape:
+            raise CompileError(
+                f"a condition is one number, and this is {described(condition)}; reduce it, or use "
+                "tl.where"
+            )
+        return bool(condition.a)
+    if condition is not None and not isinstance(condition, bool | int | Pointer):
+        raise CompileError(f"a condition is true or false, and this is {described(condition)}")
+    return bool(condition)
+
+
+def at_run_time(x: Any) -> bool:
+    """Whether a value is known at run time only."""
+    return type(x) is Tile
+
+
+class Block:
+    """A loop or an `if` that is checked: its names are compared after each step or way.
+
+    Attributes:
+        names: those that it binds; before: their values before it.
+        values: after a step or a way, the values of those names that are bound behind it.
+        is_dry: whether a step or a way is only looked at: it stores nothing and is forgotten.
+    """
+
+    def __init__(self, names: Collection[str], bound: dict[str, Any]) -> None:
+        self.names = names
+        self.before = self.values = {x: value for x, value in bound.items() if x in names}
+        self.is_dry = False
+
+    def set_dry(self, dry: bool) -> None:
+        """Begin or end what is only looked at. An error leaves it to the launch to end it."""
+        self.is_dry = dry
+        here.dry += 1 if dry else -1
+
+    def leave(self, bound: dict[str, Any]) -> None:
+        """Compare what is bound after a step or a way, and choose what of it stays bound.
+
+        Raises:
+            CompileError: a type changes.
+        """
+        self.compare(bound)
+        if self.is_dry:
+            self.values = self.before
+        else:
+            self.values = {x: bound[x] for x in self.names if x in bound and self.keeps(x)}
+
+    def compare(self, bound: dict[str, Any]) -> None:
+        """Refuse what the compiler would."""
+
+    def keeps(self, name: str) -> bool:
+        """Whether a name that has been bound is known behind."""
+        return name in self.before
+
+
+class Ways(Block):
+    """The ways that an `if` goes: at run time both, of which the one that is not taken is dry.
+    Iterating gives whether the condition holds.
+    """
+
+    def __init__(self, condition: Any, names: tuple[str, ...], bound: dict[str, Any]) -> None:
+        super().__init__(names, bound)
+        self.taken, self.at_run_time = test(condition), at_run_time(condition)
+        self.other: dict[str, Any] | None = None  # the types of what the way not taken binds
+
+    def __iter__(self) -> Iterator[bool]:
+        if self.at_run_time and here.may_be_dry:
+            self.set_dry(True)
+            yield not self.taken
+            self.set_dry(False)
+        yield self.taken
+
+    def compare(self, bound: dict[str, Any]) -> None:
+        """See `Block.compare`: with what was bound before, and with the other way."""
+        if not self.at_run_time:
+            return
+        types = {x: type_of(bound[x]) for x in self.names if x in bound}
+        for name, old in self.before.items():
+            if bound.get(name) is not old and types.get(name) != type_of(old):
+                raise CompileError(
+                    f"{name} changes its type or shape in one branch of an `if`, from "
+                    f"{type_of(old)} to {types.get(name)}; convert it with .to"
+                )
+        for name, other in (self.other or {}).items():
+            if name not in self.before and types.get(name, other) != other:
+                raise CompileError(
+                    f"{name} is {types[name]} in one branch of an `if` and {other} in the other"
+                )
+        if self.is_dry:
+            self.other = types
+
+    def keeps(self, name: str) -> bool:
+        """See `Block.keeps`: what both ways bind, if both were looked at."""
+        return self.other is None or name in self.before or name in self.other
+
+
+def either(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """x if condition else y, where both are compiled: the one that is not chosen is dry."""
+    ways = Ways(condition, (), {})
+    for taken in ways:
+        value = first() if taken else second()
+        if ways.is_dry:
+            other = to_tensor(value)
+        elif ways.at_run_time and here.may_be_dry:
+            value = to_tensor(value)
+            if type_of(other) != type_of(value):
+                raise CompileError(
+                    f"the values of this `if ... else` differ: {described(other)}, "
+                    f"{described(value)}"
+                )
+    return value
+
+
+class Returns:
+    """What a function returns, which has one type in all of its branches."""
+
+    def __init__(self) -> None:
+        self.dry, self.kind = here.dry, None
+
+    def end(self, value: Any) -> bool:
+        """Whether the function ends with this value: not in a branch that is only looked at."""
+        kind = type_of(to_tensor(value) if type(value) in (bool, int, float) else value)
+        if self.kind not in (None, kind):
+            raise CompileError(
+                f"the function returns {kind} here and {self.kind} in another branch"
+            )
+        self.kind, self.value = kind, value
+        return here.dry == self.dry
+
+
 class LoopSite:
     """A loop in the text of a kernel.
 
@@ -95,16 +215,18 @@ class LoopSite:
         lines: the names that its body assigns, and where.
         copies: of these, those that are plain copies of another name: Triton carries a name only if
             the first visit of the body gives it another value.
+        names: these and the loop's index.
     """
 
     def __init__(self, function: str, node: ast.For | ast.While) -> None:
         self.function, self.line = function, node.lineno
-        index = ast.unparse(node.target) if isinstance(node, ast.For) else ""
+        index = [ast.unparse(node.target)] if isinstance(node, ast.For) else []
         self.lines = {
             x.id: x.lineno
             for x in ast.walk(ast.Module(node.body, []))
-            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.id != index
+            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.id not in index
         }
+        self.names = [*self.lines, *index]
         self.copies = {
             ast.unparse(x.targets[0]): x.value.id
             for x in node.body
@@ -116,95 +238,79 @@ class LoopSite:
         return f"line {self.lines[name]} of {self.function}: "
 
 
-class Loop:
+class Loop(Block):
     """A loop that runs.
 
     Attributes:
         checking: whether the types of the first two steps are still to be compared.
-        before: what was bound of the names that its body assigns; bound: all names.
-        is_dry: whether the step is only looked at, because there is none.
     """
 
-    def __init__(self, steps: Any, site: LoopSite, checking: bool) -> None:
+    def __init__(self, steps: Any, site: LoopSite, bound: dict[str, Any] | None) -> None:
         if steps is not None and not isinstance(steps, RunTimeRange | static_range):
             raise CompileError(
                 "a loop goes over range, tl.range or tl.static_range, and nothing else"
             )
-        self.steps, self.site, self.count = steps, site, 0
-        self.checking, self.is_dry = checking, False
+        self.site, self.count = site, 0
+        self.steps: Any = steps
+        self.checking, self.is_dry, self.most = bound is not None, False, MOST_STEPS
+        if here.memory is not None:
+            self.most = MOST_WATCHED
+        if bound is not None:
+            super().__init__(site.names, bound)
+            self.still: dict[str, Any] = {}
+            self.seen = 0
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.steps, static_range):
             yield from self.steps
-        if not isinstance(self.steps, RunTimeRange):
             return
         number = len(self.steps.range)
-        if number > (most := most_steps()):
-            raise CompileError(f"this loop has {number} steps; {most} are simulated")
+        if number > self.most:
+            raise CompileError(f"this loop has {number} steps; {self.most} are simulated")
         if number < 2 and self.checking:
             here.unsure[0] = True
-        if number == 0 and self.checking and here.may_be_dry:
-            with self.dry():
-                yield Tile(self.steps.kind.np(0), self.steps.kind)
-        elif here.is_dry:
-            yield Tile(self.steps.kind.np(0), self.steps.kind)
-        else:
+        if number and not here.dry:
             yield from self.steps
+        elif here.dry:
+            yield Tile(self.steps.kind.np(0), self.steps.kind)
+        elif self.checking and here.may_be_dry:
+            self.set_dry(True)
+            yield Tile(self.steps.kind.np(0), self.steps.kind)
+            self.set_dry(False)
 
-    @contextmanager
-    def dry(self) -> Iterator[None]:
-        """Inside, a step stores nothing and is forgotten."""
-        outer, self.is_dry, here.is_dry = here.is_dry, True, True
-        try:
-            yield
-        finally:
-            self.is_dry, here.is_dry = False, outer
-
-    @staticmethod
-    def goes_on(condition: Any, loop: "Loop") -> bool:
+    def goes_on(self, condition: Any) -> bool:
         """Whether a `while` goes on; it ends after very many steps, and if it is dry after one."""
-        if not isinstance(condition, Tile | bool | int) or (
-            isinstance(condition, Tile) and condition.shape
-        ):
-            raise CompileError(f"`while` needs one number, and this is {described(condition)}")
-        loop.count += 1
-        if loop.count > (most := most_steps()):
-            raise CompileError(f"this loop does not end within {most} steps")
-        if here.is_dry:
-            if loop.is_dry:
-                loop.is_dry = here.is_dry = False
-            return loop.count == 1
-        if loop.count == 1 and not condition and loop.checking and here.may_be_dry:
-            loop.is_dry = here.is_dry = True
+        holds = test(condition)
+        self.count += 1
+        if self.count > self.most:
+            raise CompileError(f"this loop does not end within {self.most} steps")
+        if self.is_dry:
+            self.set_dry(False)
+            return False
+        if here.dry:
+            return self.count == 1
+        if self.count == 1 and not holds and self.checking and here.may_be_dry:
+            self.set_dry(True)
             return True
-        return bool(condition)
+        return holds
 
-    def enter(self, values: dict[str, Any]) -> None:
-        """Note what is known before the first step."""
-        self.before = {name: x for name, x in values.items() if name in self.site.lines}
-        self.bound = set(values)
-        self.still: dict[str, Any] = {}
-        self.seen = 0
-
-    def leave(self, values: dict[str, Any]) -> None:
-        """Compare what is known after a step.
-
-        Raises:
-            CompileError: Triton would refuse the loop, or compile it to another one.
-        """
+    def compare(self, bound: dict[str, Any]) -> None:
+        """See `Block.compare`; Triton would refuse the loop, or compile it to another one."""
         self.seen += 1
         if self.seen == 2:
             self.checking = False
             for name, source in self.site.copies.items():
-                if name in self.still and values[name] is not self.still[name]:
+                if name in self.still and bound[name] is not self.still[name]:
                     raise CompileError(
                         f"{self.site.at(name)}{name} = {source} also comes before the loop of "
                         f"line {self.site.line}, so Triton would keep that value of {name} in all "
                         f"steps; give {name} a value of its own there, such as {source} + 0"
                     )
+        if self.seen > 1:
             return
-        for name, old in self.before.items():
-            new = values.get(name, old)
+        for name in filter(self.site.lines.get, self.before):
+            old = self.before[name]
+            new = bound.get(name, old)
             if new is old:
                 self.still[name] = old
                 continue

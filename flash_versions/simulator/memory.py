@@ -122,7 +122,7 @@ def load(
     if other is not None:
         other = cast(other, pointer.element)
         check_broadcast(other.shape, pointer.shape)
-    if here.is_dry:
+    if here.dry:
         return Tile(np.zeros(pointer.shape, pointer.element.np)[()], pointer.element)
     if valid is None:
         return Tile(pointer.memory.load(pointer.offset), pointer.element)
@@ -153,7 +153,7 @@ def store(
         raise CompileError(f"{described(value)} is stored at one address")
     check_broadcast(value.shape, pointer.shape)
     values = np.broadcast_to(cast(value, pointer.element).a, pointer.shape)
-    if here.is_dry:
+    if here.dry:
         return
     if valid is None:
         pointer.memory.store(pointer.offset, values)
@@ -175,7 +175,7 @@ def atomic(combine: Callable[[Any, Any], Any], kinds: str = "iu") -> Callable[..
             raise CompileError(f"this atomic operation is not defined of {kind}")
         values = np.broadcast_to(cast(val, kind).a, pointer.shape)
         before = np.zeros(pointer.shape, kind.np)
-        if here.is_dry:
+        if here.dry:
             return Tile(before[()], kind)
         each = np.ones(pointer.shape, bool) if valid is None else valid
         offsets, added = pointer.offset[each].reshape(-1), values[each].reshape(-1)

@@ -54,7 +54,7 @@ class Watcher:
         self.watched, self.function = watched, function
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        function = rebound(self.watched) if here.is_dry else self.function
+        function = rebound(self.watched) if here.dry else self.function
         return function(*arguments, **named)
 
 
