@@ -6,14 +6,13 @@ launch with tensors on the CPU does. How a launch is computed:
 
     launch     which launches are simulated; the programs of a grid, one after the other
     rebind     a kernel's names: Triton's modules become `modules`, its functions run
-    source     its text, as Triton's compiler would read it, with what that refuses
+    source     its text, as Triton's compiler would read it; loops: what that compares as it runs
     values     tiles and pointers; dtypes: types of numbers; language: triton.language
     memory     loads, stores, atomics, descriptors; checking: the same, watched
     gluon/     partitions of warps, barriers, TMA, tensor cores, tensor memory
     standin    what can be imported as `triton` where it is not installed
 """
 
-import flash_versions.simulator.modules  # noqa: F401  # what kernels find in Triton's place
 from flash_versions.simulator import launch as launching
 from flash_versions.simulator import standin
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock

@@ -1,6 +1,7 @@
 """The functions of triton.language, on tiles. Triton's documentation says what they do."""
 
 import builtins
+import functools
 import math as python_math
 import operator
 from collections.abc import Callable, Sequence
@@ -9,23 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from flash_versions.simulator import memory
-from flash_versions.simulator.dtypes import (
-    bfloat16,
-    converted,
-    dtype,
-    float16,
-    float32,
-    float64,
-    int1,
-    int8,
-    int32,
-    int64,
-    uint32,
-    uint64,
-)
+from flash_versions.simulator import dtypes, memory
+from flash_versions.simulator.dtypes import bfloat16, dtype, float32, float64, int1, int32, uint32
 from flash_versions.simulator.errors import CompileError
-from flash_versions.simulator.loops import RunTimeRange
+from flash_versions.simulator.loops import RunTimeRange, static_range
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
     Pointer,
@@ -43,22 +31,17 @@ from flash_versions.simulator.values import (
 
 MIN_DOT = 16  # of the size that is summed over; 32 of 8 bits
 PropagateNan = SimpleNamespace(NONE=0, ALL=0xFFFF)
+Compute = Callable[..., Any]
+range_, range = builtins.range, RunTimeRange  # noqa: A001
 
 
 # ------------------------------------------------------------------------------ programs and shapes
-def place(of_grid: bool) -> Callable[[int], Tile]:
+def place(axis: Any, of_grid: bool) -> Tile:
     """tl.num_programs or tl.program_id."""
-
-    def apply(axis: int) -> Tile:
-        if axis not in (0, 1, 2):
-            raise CompileError(f"a grid has the axes 0, 1 and 2, and not {described(axis)}")
-        program = here.program
-        return Tile(np.int32((program.grid if of_grid else program.ids)[axis]), int32)
-
-    return apply
-
-
-program_id, num_programs = place(of_grid=False), place(of_grid=True)
+    if axis not in (0, 1, 2):
+        raise CompileError(f"a grid has the axes 0, 1 and 2, and not {described(axis)}")
+    numbers = here.program.grid if of_grid else here.program.ids
+    return Tile(np.int32(numbers[axis]), int32)
 
 
 def sizes(shape: tuple) -> Sequence[Any]:
@@ -93,25 +76,18 @@ def zeros(shape: Any, dtype: dtype, layout: Any = None) -> Tile:
     return Tile(np.zeros(check_shape(shape), dtype.np)[()], dtype)
 
 
-def zeros_like(input: Tile) -> Tile:
-    return zeros(input.shape, input.dtype)
-
-
-def rewrapped(x: Any, a: Any) -> Any:
-    """Other elements of the kind of a tile or of a tile of pointers."""
-    return Pointer(x.memory, a, x.element) if isinstance(x, Pointer) else Tile(a, x.dtype)
-
-
-def elements(x: Any) -> Any:
-    """The array of a tile, or of the offsets of pointers."""
-    return x.offset if isinstance(x, Pointer) else to_tensor(x).a
+def moved(x: Any, change: Compute, *arguments: Any) -> Any:
+    """A tile or pointers whose elements NumPy puts into another order or shape."""
+    x = to_tensor(x)
+    if isinstance(x, Pointer):
+        return Pointer(x.memory, change(x.offset, *arguments), x.element)
+    return Tile(change(x.a, *arguments), x.dtype)
 
 
 def broadcast_to(input: Any, *shape: Any) -> Any:
     shape = check_shape(sizes(shape))
-    check_broadcast(elements(input).shape, shape)
-    input = to_tensor(input)
-    return rewrapped(input, np.broadcast_to(elements(input), shape))
+    check_broadcast(to_tensor(input).shape, shape)
+    return moved(input, np.broadcast_to, shape)
 
 
 def broadcast(input: Any, other: Any) -> tuple:
@@ -126,25 +102,14 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> Any:
         raise CompileError(
             f"{described(input)} has {input.numel} elements, and {list(shape)} has not"
         )
-    return rewrapped(input, elements(input).reshape(shape))
-
-
-view = reshape
-
-
-def ravel(x: Any, can_reorder: bool = False) -> Any:
-    return reshape(x, (x.numel,))
+    return moved(input, np.reshape, shape)
 
 
 def permute(input: Any, *dims: Any) -> Any:
-    dims = tuple(int(i) for i in sizes(dims))
-    if sorted(d % builtins.max(1, len(input.shape)) for d in dims) != list(
-        range_(len(input.shape))
-    ):
-        raise CompileError(
-            f"{described(input)} has {len(input.shape)} axes, and not those of {dims}"
-        )
-    return rewrapped(input, np.transpose(elements(input), dims))
+    dims, rank = tuple(int(i) for i in sizes(dims)), len(input.shape)
+    if sorted(d % builtins.max(1, rank) for d in dims) != [*range_(rank)]:
+        raise CompileError(f"{described(input)} has {rank} axes, and not those of {dims}")
+    return moved(input, np.transpose, dims)
 
 
 def trans(input: Any, *dims: Any) -> Any:
@@ -154,36 +119,31 @@ def trans(input: Any, *dims: Any) -> Any:
     return permute(input, *(dims or (*range_(rank - 2), rank - 1, rank - 2)))
 
 
-def axis_of(axis: Any, rank: int) -> int:
-    """An axis that may count from the end."""
+def axis_of(axis: Any, x: Any) -> int:
+    """An axis of a tile; it may count from the end."""
+    rank = len(x.shape)
     if not -rank <= axis < rank:
         raise CompileError(f"there is no axis {axis}: the tile has {rank}")
     return axis % rank
 
 
 def expand_dims(input: Any, axis: Any) -> Any:
-    axes = axis if isinstance(axis, tuple | list) else (axis,)
-    return rewrapped(to_tensor(input), np.expand_dims(elements(input), tuple(axes)))
-
-
-def squeeze(x: Any, dim: int) -> Any:
-    return rewrapped(x, np.squeeze(elements(x), dim))
-
-
-unsqueeze = expand_dims
+    return moved(input, np.expand_dims, tuple(axis) if isinstance(axis, tuple | list) else (axis,))
 
 
 def join(a: Any, b: Any) -> Any:
     a, b = broadcast(to_tensor(a), to_tensor(b)) if a.shape or b.shape else (a, b)
     if a.dtype is not b.dtype:
         raise CompileError(f"{described(a)} and {described(b)} differ in their type")
-    return rewrapped(a, np.stack((elements(a), elements(b)), -1))
+    if isinstance(a, Pointer):
+        return Pointer(a.memory, np.stack((a.offset, b.offset), -1), a.element)
+    return Tile(np.stack((a.a, b.a), -1), a.dtype)
 
 
 def split(a: Any) -> tuple:
     if not a.shape or a.shape[-1] != 2:
         raise CompileError(f"{described(a)} cannot be split: its last axis has to have 2 elements")
-    return rewrapped(a, elements(a)[..., 0]), rewrapped(a, elements(a)[..., 1])
+    return moved(a, lambda x: x[..., 0]), moved(a, lambda x: x[..., 1])
 
 
 def interleave(a: Any, b: Any) -> Any:
@@ -197,19 +157,10 @@ def cat(input: Tile, other: Tile, can_reorder: bool = False, dim: int = 0) -> Ti
     return Tile(np.concatenate((input.a, other.a), dim), input.dtype)
 
 
-def flip(x: Tile, dim: Any = None) -> Tile:
-    return Tile(np.flip(x.a, -1 if dim is None else dim), x.dtype)
-
-
-def gather(src: Tile, index: Tile, axis: int) -> Tile:
-    return Tile(np.take_along_axis(src.a, index.a.astype(np.int64), axis), src.dtype)
-
-
 def histogram(input: Tile, num_bins: int, mask: Any = None) -> Tile:
     values = input.a if mask is None else input.a[np.broadcast_to(mask.a, input.shape)]
-    return Tile(
-        np.bincount(values.reshape(-1), minlength=num_bins)[:num_bins].astype(np.int32), int32
-    )
+    counts = np.bincount(values.reshape(-1), minlength=num_bins)
+    return Tile(counts[:num_bins].astype(np.int32), int32)
 
 
 def swizzle2d(i: Tile, j: Tile, size_i: Any, size_j: Any, size_g: Any) -> tuple:
@@ -219,12 +170,8 @@ def swizzle2d(i: Tile, j: Tile, size_i: Any, size_j: Any, size_g: Any) -> tuple:
     return first + ij % rows, ij // rows
 
 
-def item(input: Tile) -> Tile:
-    return Tile(input.a.reshape(-1)[0], input.dtype)
-
-
 # ------------------------------------------------------------------------------------------ numbers
-def elementwise(compute: Callable, kinds: tuple = (float32, float64)) -> Callable[[Any], Tile]:
+def elementwise(compute: Compute, kinds: tuple = (float32, float64)) -> Compute:
     """A function of one number, defined of these types."""
 
     def apply(x: Any) -> Tile:
@@ -241,19 +188,11 @@ def elementwise(compute: Callable, kinds: tuple = (float32, float64)) -> Callabl
 
 exp, exp2, log, log2 = map(elementwise, (np.exp, np.exp2, np.log, np.log2))
 sin, cos, sqrt, floor, ceil = map(elementwise, (np.sin, np.cos, np.sqrt, np.floor, np.ceil))
-sqrt_rn = elementwise(np.sqrt, (float32,))
-rsqrt = elementwise(lambda a: 1 / np.sqrt(a))
-erf = elementwise(np.vectorize(python_math.erf))
-rint = elementwise(np.rint)
 
 
 def abs(x: Any) -> Tile:  # noqa: A001
     x = to_tensor(x)
     return x if np.dtype(x.dtype.np).kind in "ub" else Tile(np.abs(x.a), x.dtype)
-
-
-def sigmoid(x: Any) -> Tile:
-    return 1 / (1 + exp(-x))
 
 
 def softmax(x: Tile, dim: Any = None, keep_dims: bool = False, ieee_rounding: bool = False) -> Tile:
@@ -273,10 +212,6 @@ def fdiv(x: Any, y: Any, ieee_rounding: bool = False) -> Tile:
     return rounded(np.true_divide(a, b), kind)
 
 
-def div_rn(x: Any, y: Any) -> Tile:
-    return fdiv(x, y)
-
-
 def umulhi(x: Any, y: Any) -> Tile:
     a, b, kind = common(x, y)
     if kind.primitive_bitwidth == 32:
@@ -286,19 +221,12 @@ def umulhi(x: Any, y: Any) -> Tile:
     return Tile(np.asarray(exact).astype(np.uint64).astype(kind.np)[()], kind)
 
 
-def cdiv(x: Any, div: Any) -> Any:
-    return (x + (div - 1)) // div
-
-
-def written_out(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def written_out(operation: Compute) -> Compute:
     """An operator as a function."""
     return lambda x, y, sanitize_overflow=True: operation(to_tensor(x), y)
 
 
-add, sub, mul = map(written_out, (operator.add, operator.sub, operator.mul))
-
-
-def larger(without_nan: Callable, with_nan: Callable) -> Callable[..., Tile]:
+def larger(without_nan: Compute, with_nan: Compute) -> Callable[..., Tile]:
     """Of two numbers the larger, or the smaller."""
 
     def apply(x: Any, y: Any, propagate_nan: Any = 0) -> Tile:
@@ -336,30 +264,20 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         raise
 
 
-def logical(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`and` or `or` of tiles."""
-    return lambda x, y: operation(cast(x, int1), cast(y, int1))
-
-
-logical_and, logical_or = logical(operator.and_), logical(operator.or_)
-
-
 # --------------------------------------------------------------------------------------- reductions
 def widened(x: Tile) -> Tile:
     """At least 32 bits, as sums of integers and all maxima have."""
     if x.dtype.primitive_bitwidth >= 32:
         return x
-    if x.dtype.kind == 2:
-        return cast(x, float32)
-    return cast(x, int32)
+    return cast(x, float32 if x.dtype.kind == 2 else int32)
 
 
-def reduced(compute: Callable, x: Tile, axis: Any, keep_dims: bool) -> Tile:
+def reduced(compute: Compute, x: Tile, axis: Any, keep_dims: bool, kind: Any = None) -> Tile:
     """One of NumPy's reductions along an axis, or of all elements."""
     if not isinstance(x, Tile) or not x.shape:
         raise CompileError(f"{described(x)} has no axis to reduce")
-    axis = None if axis is None else axis_of(axis, len(x.shape))
-    return rounded(compute(x.a, axis=axis, keepdims=keep_dims), x.dtype)
+    axis = None if axis is None else axis_of(axis, x)
+    return rounded(compute(x.a, axis=axis, keepdims=keep_dims), kind or x.dtype)
 
 
 def sum(  # noqa: A001
@@ -372,7 +290,7 @@ def sum(  # noqa: A001
     return reduced(np.add.reduce, input, axis, keep_dims)
 
 
-def extreme(value: Callable, index: Callable) -> Callable[..., Any]:
+def extreme(value: Compute, index: Compute) -> Compute:
     """tl.max or tl.min."""
 
     def apply(
@@ -384,8 +302,8 @@ def extreme(value: Callable, index: Callable) -> Callable[..., Any]:
     ) -> Any:
         if return_indices:
             input = cast(input, float32) if input.dtype is bfloat16 else input
-            where = reduced(index, input, axis, keep_dims)
-            return reduced(value, input, axis, keep_dims), Tile(where.a.astype(np.int32), int32)
+            where = reduced(index, input, axis, keep_dims, int32)
+            return reduced(value, input, axis, keep_dims), where
         return reduced(value, widened(input), axis, keep_dims)
 
     return apply
@@ -394,65 +312,61 @@ def extreme(value: Callable, index: Callable) -> Callable[..., Any]:
 max, min = extreme(np.fmax.reduce, np.argmax), extreme(np.fmin.reduce, np.argmin)  # noqa: A001
 
 
-def index_of(compute: Callable) -> Callable[..., Tile]:
+def index_of(compute: Compute) -> Compute:
     """tl.argmax or tl.argmin."""
-
-    def apply(input: Tile, axis: Any, tie_break_left: bool = True, keep_dims: bool = False) -> Tile:
-        return Tile(reduced(compute, input, axis, keep_dims).a.astype(np.int32), int32)
-
-    return apply
+    return lambda input, axis, tie_break_left=True, keep_dims=False: reduced(
+        compute, input, axis, keep_dims, int32
+    )
 
 
-def of_bits(compute: Callable) -> Callable[..., Tile]:
+def of_bits(compute: Compute) -> Compute:
     """tl.xor_sum or tl.reduce_or."""
     return lambda input, axis=None, keep_dims=False: reduced(compute, input, axis, keep_dims)
 
 
-argmax, argmin = index_of(np.argmax), index_of(np.argmin)
-xor_sum, reduce_or = of_bits(np.bitwise_xor.reduce), of_bits(np.bitwise_or.reduce)
+def in_tuple(x: Any) -> tuple:
+    """One or several tiles, as several."""
+    return x if isinstance(x, tuple) else (x,)
 
 
-def folded(input: Any, axis: int, combine: Callable) -> list[tuple]:
+def folded(given: tuple, axis: int, combine: Compute) -> list[tuple]:
     """The results of a combine function, after each element along an axis."""
-    given = input if isinstance(input, tuple) else (input,)
     steps: list[tuple] = []
     for i in range_(given[0].shape[axis]):
         own = tuple(Tile(np.take(x.a, i, axis), x.dtype) for x in given)
         if steps:
-            made = combine(*steps[-1], *own)
-            made = made if isinstance(made, tuple) else (made,)
+            made = in_tuple(combine(*steps[-1], *own))
             own = tuple(cast(new, old.dtype) for new, old in zip(made, own))
         steps.append(own)
     return steps
 
 
-def reduce(input: Any, axis: Any, combine_fn: Callable, keep_dims: bool = False) -> Any:
-    first = input[0] if isinstance(input, tuple) else input
+def reduce(input: Any, axis: Any, combine_fn: Compute, keep_dims: bool = False) -> Any:
+    given = in_tuple(input)
+    axes = [*range_(len(given[0].shape))] if axis is None else [axis_of(axis, given[0])]
     if axis is None:
-        input = tuple(map(ravel, input)) if isinstance(input, tuple) else ravel(input)
-    at = 0 if axis is None else axis_of(axis, len(first.shape))
-    last = folded(input, at, combine_fn)[-1]
+        given = tuple(reshape(x, x.numel) for x in given)
+    last = folded(given, 0 if axis is None else axes[0], combine_fn)[-1]
     if keep_dims:
-        axes = tuple(range_(len(first.shape))) if axis is None else at
-        last = tuple(Tile(np.expand_dims(x.a, axes), x.dtype) for x in last)
+        last = tuple(expand_dims(x, axes) for x in last)
     return last if isinstance(input, tuple) else last[0]
 
 
 def turned(x: Tile, axis: int, reverse: bool) -> Tile:
     """A tile, or its elements in reverse order."""
-    return flip(x, axis) if reverse else x
+    return moved(x, np.flip, axis) if reverse else x
 
 
-def associative_scan(input: Any, axis: int, combine_fn: Callable, reverse: bool = False) -> Any:
-    given = input if isinstance(input, tuple) else (input,)
-    axis = axis_of(axis, len(given[0].shape))
-    steps = folded(tuple(turned(x, axis, reverse) for x in given), axis, combine_fn)
-    stacked = [Tile(np.stack([x[i].a for x in steps], axis), y.dtype) for i, y in enumerate(given)]
+def associative_scan(input: Any, axis: int, combine_fn: Compute, reverse: bool = False) -> Any:
+    axis = axis_of(axis, in_tuple(input)[0])
+    given = tuple(turned(x, axis, reverse) for x in in_tuple(input))
+    steps = zip(*folded(given, axis, combine_fn))
+    stacked = [Tile(np.stack([x.a for x in own], axis), own[0].dtype) for own in steps]
     made = tuple(turned(x, axis, reverse) for x in stacked)
     return made if isinstance(input, tuple) else made[0]
 
 
-def scanned(compute: Callable) -> Callable[..., Tile]:
+def scanned(compute: Compute) -> Callable[..., Tile]:
     """tl.cumsum or tl.cumprod."""
 
     def apply(input: Tile, axis: int = 0, reverse: bool = False, dtype: Any = None) -> Tile:
@@ -460,21 +374,17 @@ def scanned(compute: Callable) -> Callable[..., Tile]:
             input = cast(input, dtype)
         elif input.dtype is bfloat16 or (compute is np.cumsum and input.dtype.kind < 2):
             input = widened(input)
-        axis = axis_of(axis, len(input.shape))
+        axis = axis_of(axis, input)
         made = compute(turned(input, axis, reverse).a, axis=axis, dtype=input.dtype.np)
         return turned(Tile(made, input.dtype), axis, reverse)
 
     return apply
 
 
-cumsum, cumprod = scanned(np.cumsum), scanned(np.cumprod)
-
-
 def sort(x: Tile, dim: Any = None, descending: bool = False) -> Tile:
     if dim not in (None, -1, len(x.shape) - 1):
         raise CompileError("only the last axis can be sorted")
-    made = np.sort(x.a, -1)
-    return Tile(np.flip(made, -1) if descending else made, x.dtype)
+    return turned(moved(x, np.sort), -1, descending)
 
 
 def topk(x: Tile, k: int, dim: Any = None) -> Tile:
@@ -494,12 +404,11 @@ def dot(
     for x in (input, other):
         if not isinstance(x, Tile) or len(x.shape) not in (2, 3):
             raise CompileError(f"tl.dot takes tiles of 2 or 3 axes, and this is {described(x)}")
-    a, b = input.dtype, other.dtype
+    a, b, K = input.dtype, other.dtype, input.shape[-1]
     if a is not b and not (a.is_fp8() and b.is_fp8()):
         raise CompileError(f"tl.dot of {a} and {b}: both operands need one type; convert with .to")
-    if a.kind < 2 and a is not int8 or out_dtype is bfloat16:
+    if a.kind < 2 and a is not dtypes.int8 or out_dtype is bfloat16:
         raise CompileError(f"tl.dot of {a} to {out_dtype} is not defined")
-    K = input.shape[-1]
     if other.shape[-2] != K or input.shape[:-2] != other.shape[:-2]:
         raise CompileError(
             f"shapes {list(input.shape)} and {list(other.shape)} cannot be multiplied"
@@ -507,11 +416,11 @@ def dot(
     least = 32 if a.primitive_bitwidth == 8 else MIN_DOT
     if least > K:
         raise CompileError(f"tl.dot sums over K = {K}; with {a} K has to be at least {least}")
-    kind = {int8: int32, float64: float64, float16: out_dtype}.get(
-        a, out_dtype if a.is_fp8() else float32
+    kind = {dtypes.int8: int32, float64: float64, bfloat16: float32, float32: float32}.get(
+        a, out_dtype
     )
-    wide = {int32: int32, float64: float64}.get(kind, float32)
-    product = np.matmul(converted(input.a, a, wide), converted(other.a, b, wide))
+    wide = kind if kind in (int32, float64) else float32
+    product = np.matmul(*(dtypes.converted(x.a, x.dtype, wide) for x in (input, other)))
     if acc is not None:
         if acc.dtype is not kind or acc.shape != product.shape:
             raise CompileError(
@@ -522,11 +431,15 @@ def dot(
 
 
 # --------------------------------------------------------------------------------- random numbers
+# The multipliers of 32 and of 64 bits, and what is added to the keys.
+PHILOX = {
+    32: (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85),
+    64: (0xD2E7470EE14C6C93, 0xCA5A826395121157, 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B),
+}
+
+
 def philox_impl(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, n_rounds: int = 10) -> tuple:
-    wide = c0.dtype is uint64
-    a, b = (0xD2E7470EE14C6C93, 0xCA5A826395121157) if wide else (0xD2511F53, 0xCD9E8D57)
-    raise_a = 0x9E3779B97F4A7C15 if wide else 0x9E3779B9
-    raise_b = 0xBB67AE8584CAA73B if wide else 0xBB67AE85
+    a, b, raise_a, raise_b = PHILOX[c0.dtype.primitive_bitwidth]
     for _ in range_(n_rounds):
         c0, c1, c2, c3 = umulhi(b, c2) ^ c1 ^ k0, c2 * b, umulhi(a, c0) ^ c3 ^ k1, c0 * a
         k0, k1 = k0 + raise_a, k1 + raise_b
@@ -534,12 +447,12 @@ def philox_impl(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, n_rounds: 
 
 
 def philox(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any, n_rounds: int = 10) -> tuple:
-    seed = cast(seed, uint64)
+    seed = cast(seed, dtypes.uint64)
     counters = [to_tensor(x) for x in (c0, c1, c2, c3)]
     if counters[0].dtype.primitive_bitwidth == 32:
         kind, low, high = uint32, cast(seed & 0xFFFFFFFF, uint32), cast(seed >> 32, uint32)
     else:
-        kind, low, high = uint64, seed, full((1,), 0, uint64)
+        kind, low, high = dtypes.uint64, seed, full((1,), 0, dtypes.uint64)
     c0, c1, c2, c3 = (cast(x, kind, bitcast=True) for x in counters)
     return philox_impl(c0, c1, c2, c3, low, high, n_rounds)
 
@@ -551,14 +464,9 @@ def randint4x(seed: Any, offset: Any, n_rounds: int = 10) -> tuple:
     return philox(seed, low, high, none, none, n_rounds)
 
 
-def first_of(four: Callable[..., tuple]) -> Callable[..., Tile]:
-    """One number of four."""
-    return lambda seed, offset, n_rounds=10: four(seed, offset, n_rounds)[0]
-
-
 def uint_to_uniform_float(x: Tile) -> Tile:
     wide = x.dtype.primitive_bitwidth == 64
-    x = cast(x, int64 if wide else int32, bitcast=True)
+    x = cast(x, dtypes.int64 if wide else int32, bitcast=True)
     scale = Tile(np.float32(1.0842020432385337e-19 if wide else 4.6566127342e-10), float32)
     return where(x < 0, -x - 1, x) * scale
 
@@ -578,7 +486,9 @@ def randn4x(seed: Any, offset: Any, n_rounds: int = 10) -> tuple:
     return (*pair_uniform_to_normal(u1, u2), *pair_uniform_to_normal(u3, u4))
 
 
-randint, rand, randn = map(first_of, (randint4x, rand4x, randn4x))
+def first_of(four: Callable[..., tuple]) -> Callable[..., Tile]:
+    """One number of four."""
+    return lambda seed, offset, n_rounds=10: four(seed, offset, n_rounds)[0]
 
 
 # ------------------------------------------------------------------------ what the compiler is told
@@ -599,72 +509,100 @@ def static_assert(cond: Any, msg: str = "") -> None:
 
 
 def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
-    if here.dry:
-        return
     holds = to_tensor(cond).a if mask is None else to_tensor(cond).a | ~to_tensor(mask).a
-    if not np.all(holds):
+    if not here.dry and not np.all(holds):
         raise AssertionError(msg or "device_assert failed")
 
 
 def device_print(prefix: str, *args: Any, hex: bool = False) -> None:  # noqa: A002
     if not isinstance(prefix, str):
         raise CompileError("the first argument of a print is a text")
-    if here.dry:
-        return
-    values = [x.a if isinstance(x, Tile) else x for x in args]
-    print(f"program {here.program.ids}: {prefix}", *values)  # noqa: T201
+    if not here.dry:
+        values = [x.a if isinstance(x, Tile) else x for x in args]
+        print(f"program {here.program.ids}: {prefix}", *values)  # noqa: T201
 
 
-def static_print(*values: Any, **options: Any) -> None:
-    print(*values)  # noqa: T201
-
-
-def builtin_extreme(of_numbers: Callable, of_tiles: Callable) -> Callable[..., Any]:
+def builtin_extreme(of_numbers: Compute, of_tiles: Compute) -> Compute:
     """min and max as a kernel finds them without `tl.`."""
 
     def apply(*values: Any) -> Any:
-        if not any(isinstance(x, Tile) for x in values):
-            return of_numbers(*values)
-        made = values[0]
-        for x in values[1:]:
-            made = of_tiles(made, x)
-        return made
+        if any(isinstance(x, Tile) for x in values):
+            return functools.reduce(of_tiles, values)
+        return of_numbers(*values)
 
     return apply
 
 
-range_, range = builtins.range, RunTimeRange  # noqa: A001
-pointer_type = PointerType
-load, store = memory.load, memory.store
-atomic_add, atomic_cas, atomic_xchg = memory.atomic_add, memory.atomic_cas, memory.atomic_xchg
-atomic_max, atomic_min = memory.atomic_max, memory.atomic_min
-atomic_and, atomic_or, atomic_xor = memory.atomic_and, memory.atomic_or, memory.atomic_xor
-make_tensor_descriptor, make_block_ptr = memory.make_tensor_descriptor, memory.make_block_ptr
-advance = memory.advance
-multiple_of = max_contiguous = max_constancy = unchanged
-debug_barrier = assume = nothing
-load_tensor_descriptor, store_tensor_descriptor = (
-    lambda desc, offsets: desc.load(offsets),
-    lambda desc, offsets, value: desc.store(offsets, value),
-)
-
-# What a tile has as methods, too.
-METHODS = (
-    abs, argmax, argmin, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or,
-    atomic_xchg, atomic_xor, associative_scan, broadcast_to, cdiv, ceil, cos, cumprod, cumsum, erf,
-    exp, exp2, expand_dims, flip, floor, gather, histogram, item, log, log2, logical_and,
-    logical_or, max, min, permute, ravel, reduce, reduce_or, reshape, rsqrt, sigmoid, sin, softmax,
-    sort, split, sqrt, sqrt_rn, store, sum, trans, view, xor_sum,
-)  # fmt: skip
-
-
-def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as a method of its first argument; not each is a function of Python."""
-    return lambda self, *more, **named: function(self, *more, **named)
-
-
-for _name, _function in list(globals().items()):
-    if any(_function is x for x in METHODS):
-        for _class in (Tile, Pointer):
-            setattr(_class, _name, as_method(_function))
-Tile.T = Pointer.T = property(trans)  # type: ignore[attr-defined]
+# ------------------------------------------------------------------------------ what a kernel finds
+NAMES = """
+    PropagateNan abs arange associative_scan broadcast broadcast_to cast cat ceil clamp cos
+    device_assert device_print dot exp exp2 expand_dims fdiv floor fma full histogram
+    interleave join log log2 max maximum min minimum pair_uniform_to_normal permute philox
+    philox_impl rand4x randint4x randn4x range reduce reshape sin softmax sort split sqrt
+    static_assert sum swizzle2d to_tensor topk trans uint_to_uniform_float umulhi where zeros
+"""
+OF_MEMORY = """
+    advance atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
+    load make_block_ptr make_tensor_descriptor store
+"""
+FUNCTIONS: dict[str, Any] = {
+    **{name: globals()[name] for name in NAMES.split()},
+    **{name: getattr(memory, name) for name in OF_MEMORY.split()},
+    **dtypes.NAMED,
+    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), unchanged),
+    **dict.fromkeys(("debug_barrier", "assume"), nothing),
+    "add": written_out(operator.add),
+    "sub": written_out(operator.sub),
+    "mul": written_out(operator.mul),
+    "argmax": index_of(np.argmax),
+    "argmin": index_of(np.argmin),
+    "cdiv": lambda x, div: (x + (div - 1)) // div,
+    "constexpr": lambda value: value,  # which has no wrapping in a kernel
+    "cumprod": scanned(np.cumprod),
+    "cumsum": scanned(np.cumsum),
+    "div_rn": fdiv,
+    "dtype": dtype,
+    "erf": elementwise(np.vectorize(python_math.erf)),
+    "flip": lambda x, dim=None: moved(x, np.flip, -1 if dim is None else dim),
+    "gather": lambda src, index, axis: Tile(
+        np.take_along_axis(src.a, index.a.astype(np.int64), axis), src.dtype
+    ),
+    "item": lambda input: Tile(input.a.reshape(-1)[0], input.dtype),
+    "load_tensor_descriptor": lambda desc, offsets: desc.load(offsets),
+    "num_programs": lambda axis: place(axis, of_grid=True),
+    "pointer_type": PointerType,
+    "program_id": lambda axis: place(axis, of_grid=False),
+    "rand": first_of(rand4x),
+    "randint": first_of(randint4x),
+    "randn": first_of(randn4x),
+    "ravel": lambda x, can_reorder=False: reshape(x, (x.numel,)),
+    "reduce_or": of_bits(np.bitwise_or.reduce),
+    "rint": elementwise(np.rint),
+    "rsqrt": elementwise(lambda a: 1 / np.sqrt(a)),
+    "sigmoid": lambda x: 1 / (1 + exp(-x)),
+    "sqrt_rn": elementwise(np.sqrt, (float32,)),
+    "squeeze": lambda x, dim: moved(x, np.squeeze, dim),
+    "static_range": static_range,
+    "static_print": lambda *values, **options: print(*values),  # noqa: T201
+    "store_tensor_descriptor": lambda desc, offsets, value: desc.store(offsets, value),
+    "tensor": Tile,
+    "unsqueeze": expand_dims,
+    "view": reshape,
+    "xor_sum": of_bits(np.bitwise_xor.reduce),
+    "zeros_like": lambda input: zeros(input.shape, input.dtype),
+}
+METHODS = """
+    abs argmax argmin atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg
+    atomic_xor associative_scan broadcast_to cdiv ceil cos cumprod cumsum erf exp exp2 expand_dims
+    flip floor gather histogram item log log2 max min permute ravel reduce reduce_or reshape rsqrt
+    sigmoid sin softmax sort split sqrt sqrt_rn store sum trans unsqueeze view xor_sum
+"""
+MEMBERS: dict[str, Any] = {  # of tiles
+    **{name: FUNCTIONS[name] for name in METHODS.split()},
+    "logical_and": lambda x, y: cast(x, int1) & cast(y, int1),
+    "logical_or": lambda x, y: cast(x, int1) | cast(y, int1),
+    "T": property(trans),
+}
+for _name, _function in MEMBERS.items():
+    setattr(Tile, _name, _function)
+    setattr(Pointer, _name, _function)

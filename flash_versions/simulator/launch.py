@@ -51,7 +51,7 @@ def argument(x: Any, name: str, memory: Callable) -> Any:
     if isinstance(x, torch.Tensor):
         return pointer_to(x, name, memory)
     if type(x).__name__ == "TensorDescriptor":
-        if "gluon" in type(x).__module__ or hasattr(x, "layout"):
+        if getattr(x, "layout", None) is not None:  # of Gluon
             from flash_versions.simulator.gluon.tma import descriptor
 
             return descriptor(x.base, x.shape, x.strides, x.block_shape, x.layout)

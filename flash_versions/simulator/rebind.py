@@ -18,28 +18,14 @@ from typing import Any
 from flash_versions.simulator import source
 from flash_versions.simulator.dtypes import OF_NAME, dtype
 from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.gluon.language import Semantic
+from flash_versions.simulator.modules import Language, module_of
 from flash_versions.simulator.state import here
 
 MISSING = object()
 files = set[str]()  # that functions which run are in
 launches = itertools.count()
 launch_number = 0
-
-
-class Language:
-    """One of Triton's modules: what there is of it."""
-
-    def __init__(self, name: str, **members: Any) -> None:
-        self._name = name
-        vars(self).update(members)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        known = ", ".join(sorted(x for x in vars(self) if not x.startswith("_")))
-        raise CompileError(
-            f"the simulator has no {self._name}.{name}; of this module it has {known}"
-        )
 
 
 class Watcher:
@@ -206,17 +192,6 @@ def is_readable(x: Any) -> bool:
     )
 
 
-MODULES: dict[str, Any] = {}  # what stands in the place of Triton's; `modules` fills them in
-BUILTINS: dict[str, Any] = {}  # what functions get that the compiler calls
-
-
-def module_of(name: str) -> Any:
-    """What stands in the place of a module of Triton, or in that of the one around it."""
-    while name not in MODULES and "." in name:
-        name = name.rpartition(".")[0]
-    return MODULES[name]
-
-
 kept: dict[int, tuple[Any, Any]] = {}  # by id: a value and what stands in its place
 
 
@@ -260,7 +235,7 @@ def made_of(x: Any) -> Any:
     if is_aggregate(x):
         return aggregate_of(x)
     if getattr(x, "__triton_builtin__", False):
-        return functools.partial(on_host(getattr(x, "__wrapped__", x)), **BUILTINS)
+        return functools.partial(on_host(getattr(x, "__wrapped__", x)), _semantic=Semantic)
     return x
 
 

@@ -8,12 +8,14 @@ because torch and others ask by importing triton whether it is there.
 import builtins
 import inspect
 import operator
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from flash_versions.simulator.launch import launch
-from flash_versions.simulator.rebind import MODULES, Language
+from flash_versions.simulator.modules import Language, module_of
 
 PACKAGES = (__name__.partition(".")[0], "transformer")
 OPERATORS = (
@@ -48,14 +50,15 @@ def _unwrapped(x: Any) -> Any:
     return x.value if isinstance(x, constexpr) else x
 
 
+def _add_operator(name: str) -> None:
+    compute = getattr(operator, name)
+    reflected = name.replace("__", "__r", 1)
+    setattr(constexpr, name, lambda a, b: constexpr(compute(a.value, _unwrapped(b))))
+    setattr(constexpr, reflected, lambda a, b: constexpr(compute(_unwrapped(b), a.value)))
+
+
 for _name in OPERATORS:
-    _function = getattr(operator, f"__{_name}__")
-    setattr(
-        constexpr, f"__{_name}__", lambda a, b, f=_function: constexpr(f(a.value, _unwrapped(b)))
-    )
-    setattr(
-        constexpr, f"__r{_name}__", lambda a, b, f=_function: constexpr(f(_unwrapped(b), a.value))
-    )
+    _add_operator(f"__{_name}__")
 
 
 class ConstexprFunction:
@@ -108,34 +111,26 @@ def decorator(gluon: bool) -> Callable[..., Any]:
     return jit
 
 
-def aggregate(cls: Any) -> Any:
-    """gluon.aggregate."""
-    cls.__triton_aggregate__ = True
-    return cls
+def marked(name: str) -> Callable[[Any], Any]:
+    """A decorator that only says what a class or a function is."""
+
+    def mark(x: Any) -> Any:
+        setattr(x, name, True)
+        return x
+
+    return mark
 
 
-def builtin(fn: Any) -> Any:
-    """A function that Triton's compiler calls."""
-    fn.__triton_builtin__ = True
-    return fn
-
-
+@dataclass(eq=False)
 class TensorDescriptor:
     """Boxes of a tensor, as the host describes them; Gluon's have a layout."""
 
-    def __init__(
-        self,
-        base: Any,
-        shape: Any,
-        strides: Any,
-        block_shape: Any,
-        layout: Any = None,
-        padding: str = "zero",
-    ) -> None:
-        self.base, self.shape, self.strides = base, shape, strides
-        self.block_shape, self.padding = block_shape, padding
-        if layout is not None:
-            self.layout = layout
+    base: Any
+    shape: Any
+    strides: Any
+    block_shape: Any
+    layout: Any = None
+    padding: str = "zero"
 
     @staticmethod
     def from_tensor(tensor: Any, block_shape: Any, layout: Any = None) -> "TensorDescriptor":
@@ -143,8 +138,19 @@ class TensorDescriptor:
         return TensorDescriptor(tensor, tensor.shape, tensor.stride(), block_shape, layout)
 
 
-class TritonError(Exception):
-    """What Triton's compiler raises."""
+# What there is outside of kernels: in each module, and in that of this name.
+OUTSIDE: dict[str, Any] = {
+    "constexpr": constexpr,
+    "constexpr_function": ConstexprFunction,
+    "builtin": marked("__triton_builtin__"),
+    "aggregate": marked("__triton_aggregate__"),
+    "_aggregate": marked("__triton_aggregate__"),
+    "JITFunction": JITFunction,
+    "TensorDescriptor": TensorDescriptor,
+    "TritonError": type("TritonError", (Exception,), {}),
+    "triton.jit": decorator(gluon=False),
+    "triton.experimental.gluon.jit": decorator(gluon=True),
+}
 
 
 class Absent:
@@ -162,48 +168,20 @@ class Absent:
         raise ImportError(f"{self._name} is part of Triton's compiler, and triton is not installed")
 
 
-class Host(Language):
-    """One of Triton's modules outside of kernels; `inside` is what a kernel finds."""
-
-    def __init__(self, name: str, inside: Language, **members: Any) -> None:
-        super().__init__(name, **members)
-        self._inside = inside
+class Host(types.ModuleType):
+    """One of Triton's modules outside of kernels."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = vars(self._inside).get(name)
-        return Absent(f"{self._name}.{name}") if found is None else found
-
-
-def make_modules() -> dict[str, Any]:
-    """What is imported, by the names of Triton's modules."""
-    shared: dict[str, Any] = {
-        "constexpr": constexpr,
-        "constexpr_function": ConstexprFunction,
-        "builtin": builtin,
-    }
-    of_gluon: dict[str, Any] = {"jit": decorator(gluon=True), "aggregate": aggregate, **shared}
-    made: dict[str, Any] = {}
-    for name, inside in MODULES.items():
-        more = of_gluon if name == "triton.experimental.gluon" else shared
-        made[name] = Host(name, inside, **more) if isinstance(inside, Language) else inside
-    extra: dict[str, dict[str, Any]] = {
-        "triton.experimental.gluon.nvidia.hopper": {"TensorDescriptor": TensorDescriptor},
-        "triton.experimental.gluon.language._core": shared,
-        "triton.language.core": shared | {"_aggregate": aggregate},
-        "triton.tools.tensor_descriptor": {"TensorDescriptor": TensorDescriptor},
-        "triton.errors": {"TritonError": TritonError},
-        "triton.runtime.jit": {"JITFunction": JITFunction},
-    }
-    for name, members in extra.items():
-        made[name] = Host(name, made["triton.language"]._inside, **members)
-    made["triton"].jit = decorator(gluon=False)
-    for name, module in made.items():  # each is an attribute of the one around it
-        parent, _, own = name.rpartition(".")
-        if isinstance(made.get(parent), Host):
-            setattr(made[parent], own, module)
-    return made
+        path = f"{self.__name__}.{name}"
+        for key in (path, name):
+            if key in OUTSIDE:
+                return OUTSIDE[key]
+        found = vars(module_of(self.__name__)).get(name)
+        if isinstance(found, Language):
+            return Host(path)
+        return Absent(path) if found is None else found
 
 
 def gets_standin(importer: dict[str, Any]) -> bool:
@@ -215,16 +193,14 @@ def gets_standin(importer: dict[str, Any]) -> bool:
 
 def install() -> None:
     """Let `import triton` give what is here, where triton is not installed."""
-    original, modules = builtins.__import__, dict[str, Any]()
+    original = builtins.__import__
 
     def import_module(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         if level or name.partition(".")[0] != "triton" or not gets_standin(globals or {}):
             return original(name, globals, locals, fromlist, level)
-        if not modules:
-            modules.update(make_modules())
-        return modules["triton"] if not fromlist else modules.get(name) or Absent(name)
+        return Host(name if fromlist else "triton")
 
     builtins.__import__ = import_module
 
