@@ -11,12 +11,6 @@ import numpy as np
 import torch
 
 
-def limits(kind: Any) -> tuple[int, int]:
-    """The smallest and the largest integer of NumPy's type."""
-    about = np.iinfo(kind)
-    return int(about.min), int(about.max)
-
-
 class dtype:
     """A type of numbers, with the attributes that kernels ask Triton's for.
 
@@ -26,6 +20,7 @@ class dtype:
         stored: NumPy's type in memory.
         torch: PyTorch's type.
         kind: 0 of booleans, 1 of integers, 2 of floating-point numbers.
+        words: what it is, such as "floating": dtype.is_floating() and the like ask for these.
         round: fp32 to the nearest number of this type, in fp32; None where NumPy has the type.
     """
 
@@ -35,67 +30,39 @@ class dtype:
         self.name, self.primitive_bitwidth, self.torch = name, bits, of_torch
         self.np: Any = np.dtype(computed).type
         self.stored = np.dtype(f"u{bits // 8}") if round else np.dtype(computed)
+        self.itemsize = self.stored.itemsize
+        self.scalar = self.element_ty = self.type = self
         self.round: Callable[[np.ndarray], np.ndarray] | None = round
         self.kind = 2 if self.np(0).dtype.kind == "f" else int(bits > 1)
         self.signed = not name.startswith("u") and self.kind == 1
         self.native = round is None and bits > 1  # NumPy's operators give what Triton's do
         # A Python number of this type or an int in this range is computed as one of this dtype.
         self.of_python = float if self.kind == 2 and round is None else None
-        exact = (1, 0) if round else (-(2**11), 2**11)
         if self.kind == 2:
-            self.lowest, self.highest = exact
+            self.lowest, self.highest = (1, 0) if round else (-(2**11), 2**11)
         else:
-            self.lowest, self.highest = (0, 1) if bits == 1 else limits(self.np)
+            self.highest = 2 ** (bits - self.signed) - 1
+            self.lowest = -self.highest - 1 if self.signed else 0
+        self.words = {name, "floating" if self.kind == 2 else "int"}
+        if self.kind == 2 and bits == 8:
+            self.words.add("fp8")
 
     def __repr__(self) -> str:
         return self.name
 
-    __str__ = __repr__
-
-    @property
-    def scalar(self) -> "dtype":
-        """The type of one element: itself."""
-        return self
-
-    element_ty = type = scalar
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element in memory."""
-        return self.stored.itemsize
-
-    def is_floating(self) -> bool:  # noqa: D102
-        return self.kind == 2
-
-    def is_int(self) -> bool:  # noqa: D102
-        return self.kind < 2
-
-    def is_ptr(self) -> bool:  # noqa: D102
-        return False
-
-    is_block = is_ptr
-
-    def is_fp8(self) -> bool:  # noqa: D102
-        return self.kind == 2 and self.primitive_bitwidth == 8
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("is_"):  # is_bf16, is_int32, is_fp64: one for each name
-            return lambda: name[3:] == self.name
+        if name.startswith("is_"):  # is_floating, is_ptr, is_int32, is_fp64: one for each word
+            return lambda: name[3:] in self.words
         raise AttributeError(name)
 
 
 MANY = 2048  # elements from which on torch converts faster than NumPy
 
 
-def as_torch(x: np.ndarray, kind: torch.dtype) -> np.ndarray:
-    """An array that torch rounds to a type, in fp32."""
-    return torch.from_numpy(np.ascontiguousarray(x)).to(kind).float().numpy()
-
-
 def round_to_bf16(x: np.ndarray) -> np.ndarray:
     """fp32 to the nearest bf16, ties to even."""
     if x.size >= MANY:
-        return as_torch(x, torch.bfloat16)
+        return torch.from_numpy(np.ascontiguousarray(x)).bfloat16().float().numpy()
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = bits + (bits >> np.uint32(16) & np.uint32(1))
     rounded += np.uint32(0x7FFF)
@@ -173,8 +140,6 @@ def converted(a: Any, source: dtype, target: dtype) -> Any:
         return target.round(np.asarray(a, np.float32))
     if target.kind == 0:
         return np.asarray(a) != 0
-    low, high = map(
-        target.np, (target.lowest, target.highest)
-    )  # beyond these, the nearest; NaN is 0
-    inside = np.asarray(a).astype(target.np)
-    return np.where(a >= high, high, np.where(a <= low, low, np.where(a == a, inside, 0)))[()]
+    inside = np.where(a == a, np.asarray(a).astype(target.np), 0)  # beyond it the nearest number
+    low, high = target.np(target.lowest), target.np(target.highest)
+    return np.where(a >= high, high, np.where(a <= low, low, inside))[()]

@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from flash_versions.simulator import values
-from flash_versions.simulator.dtypes import dtype
+from flash_versions.simulator.dtypes import dtype, int32
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.state import here
-from flash_versions.simulator.values import Pointer, Tile, TileType, described, to_tensor
+from flash_versions.simulator.values import (
+    Pointer,
+    Tile,
+    TileType,
+    described,
+    promoted_integer,
+    to_tensor,
+)
 
 MOST_STEPS = 250_000  # of one loop: more would take minutes, or never end
 MOST_WATCHED = 5_000  # of a kernel that is checked: its inputs are small
@@ -44,7 +50,7 @@ class RunTimeRange:
                     f"a loop goes from and to whole numbers, and this is {described(x)}"
                 )
         kinds = (x.dtype for x in numbers)
-        self.kind = functools.reduce(values.promoted_integer, kinds, values.int32)
+        self.kind = functools.reduce(promoted_integer, kinds, int32)
         self.range = range(*(int(x.a) for x in numbers))
 
     def __iter__(self) -> Iterator[Tile]:

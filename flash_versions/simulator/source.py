@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from flash_versions.simulator import language
+from flash_versions.simulator.dtypes import int1
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.loops import Loop, LoopSite, Returns, Ways, at_run_time, either, test
-from flash_versions.simulator.values import Pointer, Tile, described, int1, to_tensor
+from flash_versions.simulator.values import Pointer, Tile, described, to_tensor
 
 ALLOWED = "len", "list", "float", "int", "isinstance", "getattr"
 REFUSED = {

@@ -7,30 +7,122 @@ plain Python number. The rules by which operands get one type are those of Trito
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from flash_versions.simulator.dtypes import (
-    bfloat16,
-    converted,
-    decode,
-    dtype,
-    encode,
-    float16,
-    float32,
-    float64,
-    int1,
-    int32,
-    int64,
-    uint32,
-    uint64,
-)
+from flash_versions.simulator import dtypes
+from flash_versions.simulator.dtypes import bfloat16, dtype, float16, float32, float64, int1
 from flash_versions.simulator.errors import CompileError
 
 LARGEST = 1 << 20  # elements of a tile
+
+
+def truncated_division(a: Any, b: Any) -> Any:
+    """Of integers, as in C: rounded towards 0."""
+    quotient = np.floor_divide(a, b)
+    if quotient.dtype.kind == "u" or (np.min(a) >= 0 and np.min(b) > 0):
+        return quotient
+    inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return quotient + inexact.astype(quotient.dtype)
+
+
+def divided(x: Any, y: Any) -> "Tile":
+    """x / y; integers become fp32."""
+    a, b, kind = common(x, y, divides=True)
+    if kind.kind < 2:
+        a, b, kind = np.float32(a), np.float32(b), float32
+    return rounded(np.true_divide(a, b), kind)
+
+
+def floor_divided(x: Any, y: Any) -> "Tile":
+    """x // y of integers, rounded towards 0 as in C."""
+    if type(x) is Tile and not x.a.shape and type(y) is int:
+        kind = x.dtype
+        if kind.kind == 1 and 0 < y <= kind.highest and x.a >= 0:
+            return Tile(x.a // kind.np(y), kind)
+    a, b, kind = common(x, y, divides=True)
+    if kind.kind == 2:
+        raise CompileError(f"// needs integers, and these are {kind}")
+    return rounded(truncated_division(a, b), kind)
+
+
+def remainder(x: Any, y: Any) -> "Tile":
+    """x % y with the sign of x, as in C."""
+    a, b, kind = common(x, y, divides=True)
+    return rounded(np.fmod(a, b), kind)
+
+
+def sides(function: Callable[[Any, Any], Any], compute: Any = None) -> tuple[Any, Any]:
+    """An operator, and the one whose left operand is a Python number.
+
+    Args:
+        function: computes it of any two operands.
+        compute: computes it of two that have one of NumPy's types, if that is all there is to it.
+    """
+
+    def reflected(y: "Tile", x: Any) -> Any:
+        kind = y.dtype
+        if compute is not None and kind.native:
+            if type(x) is int:
+                if kind.lowest <= x <= kind.highest and compute is not operator.truediv:
+                    return Tile(compute(kind.np(x), y.a), kind)
+            elif type(x) is kind.of_python and kind is not float16:
+                return Tile(compute(kind.np(x), y.a), kind)
+        return function(x, y)
+
+    return function, reflected
+
+
+def binary(symbol: str, compute: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """An operator of numbers of one type, such as +, whose result has that type; see `sides`."""
+
+    def apply(x: Any, y: Any) -> Any:
+        kind = x.dtype if type(x) is Tile else None
+        if kind is not None and kind.native:
+            if type(y) is Tile:
+                other = y.dtype
+                try:
+                    if other is kind:
+                        return Tile(compute(x.a, y.a), kind)
+                    if kind.kind == 1 and other.kind == 1 and symbol in "+-*":
+                        both = promoted(kind, other, False)
+                        a = x.a if kind is both else x.a.astype(both.np)
+                        b = y.a if other is both else y.a.astype(both.np)
+                        return Tile(compute(a, b), both)
+                except (ValueError, TypeError):
+                    pass  # what follows says what does not fit
+            elif type(y) is int and kind.lowest <= y <= kind.highest or type(y) is kind.of_python:
+                return Tile(compute(x.a, kind.np(y)), kind)
+        if isinstance(y, Pointer) and symbol == "+":
+            return y + x
+        a, b, kind = common(x, y)
+        if kind.kind == 2 and symbol in "&|^<<>>":
+            raise CompileError(f"{symbol} needs integers, and one of these is {kind}")
+        if kind is int1 and symbol in "+-*":  # one bit, which wraps around
+            return Tile((np.logical_and if symbol == "*" else np.logical_xor)(a, b), kind)
+        return rounded(compute(a, b), kind)
+
+    return sides(apply, compute)
+
+
+def comparison(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], "Tile"]:
+    """An operator whose result is true or false."""
+
+    def apply(x: "Tile", y: Any) -> "Tile":
+        kind = x.dtype
+        if type(y) is Tile:
+            if y.dtype is kind and x.a.shape == y.a.shape:
+                return Tile(compute(x.a, y.a), int1)
+        elif type(y) is int and kind.lowest <= y <= kind.highest or type(y) is kind.of_python:
+            return Tile(compute(x.a, kind.np(y)), int1)
+        a, b, _ = common(x, y)
+        return Tile(compute(a, b), int1)
+
+    return apply
 
 
 class Tile:
@@ -38,19 +130,22 @@ class Tile:
 
     __slots__ = ("a", "dtype", "layout")
     __hash__ = object.__hash__
-    __add__: Any  # these, and their reflected ones, come from `_install_operators`
-    __sub__: Any
-    __mul__: Any
-    __truediv__: Any
-    __and__: Any
-    __or__: Any
-    __xor__: Any
-    __rshift__: Any
-    __lt__: Any
-    __radd__: Any
-    __rsub__: Any
-    __rmul__: Any
-    __rtruediv__: Any
+    __add__, __radd__ = binary("+", operator.add)
+    __sub__, __rsub__ = binary("-", operator.sub)
+    __mul__, __rmul__ = binary("*", operator.mul)
+    __lshift__, __rlshift__ = binary("<<", operator.lshift)
+    __rshift__, __rrshift__ = binary(">>", operator.rshift)
+    __and__, __rand__ = binary("&", operator.and_)
+    __or__, __ror__ = binary("|", operator.or_)
+    __xor__, __rxor__ = binary("^", operator.xor)
+    __truediv__, __rtruediv__ = sides(divided, operator.truediv)
+    __floordiv__, __rfloordiv__ = sides(floor_divided)
+    __mod__, __rmod__ = sides(remainder)
+    __eq__: Any = comparison(operator.eq)
+    __ne__: Any = comparison(operator.ne)
+    __lt__, __le__, __gt__, __ge__ = map(
+        comparison, (operator.lt, operator.le, operator.gt, operator.ge)
+    )
 
     def __init__(self, a: Any, kind: dtype) -> None:
         self.a, self.dtype = a, kind
@@ -134,28 +229,18 @@ class TileType:
         return getattr(self.scalar, name)
 
 
+@dataclass(frozen=True)
 class PointerType:
     """The type of pointers to elements of a type."""
 
-    def __init__(self, element_ty: dtype) -> None:
-        self.element_ty = element_ty
-
-    scalar = property(lambda self: self)
+    element_ty: dtype
     primitive_bitwidth = 64
+    scalar = property(lambda self: self)
 
-    def is_ptr(self) -> bool:  # noqa: D102
-        return True
-
-    def is_floating(self) -> bool:  # noqa: D102
-        return False
-
-    is_int = is_block = is_floating
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PointerType) and self.element_ty is other.element_ty
-
-    def __hash__(self) -> int:
-        return hash(self.element_ty)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda: name == "is_ptr"
+        raise AttributeError(name)
 
     def __repr__(self) -> str:
         return f"pointer<{self.element_ty}>"
@@ -198,8 +283,8 @@ class Pointer:
     def to(self, kind: Any, bitcast: bool = False) -> Tile:
         """The address as a number; 0 of an empty tensor."""
         if isinstance(kind, PointerType):
-            return cast(Tile(np.int64(0), int64), kind)
-        if kind not in (int64, uint64):
+            return cast(Tile(np.int64(0), dtypes.int64), kind)
+        if kind not in (dtypes.int64, dtypes.uint64):
             raise CompileError(f"an address has 64 bits; {kind} cannot hold it")
         address = self.memory.address + self.offset * self.element.itemsize
         return Tile(np.asarray(address).astype(kind.np)[()], kind)
@@ -225,8 +310,8 @@ def described(x: Any) -> str:
     return f"{x!r}"
 
 
-def check_shape(shape: Sequence[Any]) -> tuple[int, ...]:
-    """A shape of compile-time powers of two.
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """A shape of compile-time powers of two, given as it is or as one length.
 
     Raises:
         CompileError: it has other lengths.
@@ -257,7 +342,7 @@ def type_of_number(x: Any) -> dtype:
     if isinstance(x, bool | np.bool_):
         return int1
     if isinstance(x, int | np.integer):
-        for kind in (int32, uint32, int64, uint64):
+        for kind in (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64):
             if kind.lowest <= x <= kind.highest:
                 return kind
         raise CompileError(f"{x} has more than 64 bits")
@@ -291,13 +376,13 @@ def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = Fa
     if x.dtype is kind:
         return x
     if not bitcast:
-        made = converted(x.a, x.dtype, kind)
+        made = dtypes.converted(x.a, x.dtype, kind)
         return Tile(toward_zero(made, x.a, kind) if fp_downcast_rounding == "rtz" else made, kind)
     if x.dtype.primitive_bitwidth != kind.primitive_bitwidth:
         raise CompileError(f"{described(x)} has not as many bits as {kind}")
-    bits = encode(x.a, x.dtype)
+    bits = dtypes.encode(x.a, x.dtype)
     return Tile(
-        decode(np.ascontiguousarray(bits).view(kind.stored).reshape(x.shape)[()], kind), kind
+        dtypes.decode(np.ascontiguousarray(bits).view(kind.stored).reshape(x.shape)[()], kind), kind
     )
 
 
@@ -312,23 +397,24 @@ def toward_zero(rounded: Any, exact: Any, kind: dtype) -> Any:
 
 def promoted_integer(a: dtype, b: dtype) -> dtype:
     """The type of two integers: the wider; of one width, the unsigned."""
-    if a.primitive_bitwidth != b.primitive_bitwidth and a.signed == b.signed:
-        return a if a.primitive_bitwidth > b.primitive_bitwidth else b
     if a.signed == b.signed:
-        return b
+        return a if a.primitive_bitwidth > b.primitive_bitwidth else b
     unsigned, signed = (b, a) if a.signed else (a, b)
     return unsigned if unsigned.primitive_bitwidth >= signed.primitive_bitwidth else signed
 
 
+@cache
 def promoted(a: dtype, b: dtype, divides: bool) -> dtype:
     """The type in which two tiles are computed."""
+    if a is b and not divides:
+        return a
     for wide in (float64, float32):
         if wide in (a, b):
             return wide
     if float16 in (a, b):
         return float32 if divides else float16
     if bfloat16 in (a, b):
-        return float32 if divides or a is not b else bfloat16
+        return float32
     if a.is_fp8() and b.is_fp8():
         return a if a is b else float16
     if a.kind == 2 or b.kind == 2:
@@ -358,7 +444,7 @@ def beside(x: Any, kind: dtype, divides: bool) -> dtype:
 def common(x: Any, y: Any, divides: bool = False) -> tuple[Any, Any, dtype]:
     """The arrays of two operands in the type in which they are computed, and that type."""
     if type(x) is Tile and type(y) is Tile:
-        kind = promotion(x.dtype, y.dtype, divides)
+        kind = promoted(x.dtype, y.dtype, divides)
     else:
         for one in (x, y):
             if isinstance(one, Pointer):
@@ -373,18 +459,12 @@ def common(x: Any, y: Any, divides: bool = False) -> tuple[Any, Any, dtype]:
             x = constant(x, kind)
         else:
             x, y = to_tensor(x), to_tensor(y)
-            kind = promotion(x.dtype, y.dtype, divides)
-    a = x.a if x.dtype is kind else converted(x.a, x.dtype, kind)
-    b = y.a if y.dtype is kind else converted(y.a, y.dtype, kind)
+            kind = promoted(x.dtype, y.dtype, divides)
+    a = x.a if x.dtype is kind else dtypes.converted(x.a, x.dtype, kind)
+    b = y.a if y.dtype is kind else dtypes.converted(y.a, y.dtype, kind)
     if a.shape != b.shape:
         check_broadcast(a.shape, b.shape)
     return a, b, kind
-
-
-@cache
-def promotion(a: dtype, b: dtype, divides: bool) -> dtype:
-    """`promoted`, or the one type of both."""
-    return a if a is b and not divides else promoted(a, b, divides)
 
 
 def check_broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> None:
@@ -400,124 +480,3 @@ def rounded(a: Any, kind: dtype) -> Tile:
     if kind.round is not None:
         return Tile(kind.round(np.asarray(a, np.float32))[()], kind)
     return Tile(a if a.dtype == kind.np else a.astype(kind.np), kind)
-
-
-def truncated_division(a: Any, b: Any) -> Any:
-    """Of integers, as in C: rounded towards 0."""
-    quotient = np.floor_divide(a, b)
-    if quotient.dtype.kind == "u" or (np.min(a) >= 0 and np.min(b) > 0):
-        return quotient
-    inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
-    return quotient + inexact.astype(quotient.dtype)
-
-
-def divided(x: Any, y: Any) -> Tile:
-    """x / y; integers become fp32."""
-    a, b, kind = common(x, y, divides=True)
-    if kind.kind < 2:
-        a, b, kind = np.float32(a), np.float32(b), float32
-    return rounded(np.true_divide(a, b), kind)
-
-
-def floor_divided(x: Any, y: Any) -> Tile:
-    """x // y of integers, rounded towards 0 as in C."""
-    if type(x) is Tile and not x.a.shape and type(y) is int:
-        kind = x.dtype
-        if kind.kind == 1 and 0 < y <= kind.highest and x.a >= 0:
-            return Tile(x.a // kind.np(y), kind)
-    a, b, kind = common(x, y, divides=True)
-    if kind.kind == 2:
-        raise CompileError(f"// needs integers, and these are {kind}")
-    return rounded(truncated_division(a, b), kind)
-
-
-def remainder(x: Any, y: Any) -> Tile:
-    """x % y with the sign of x, as in C."""
-    a, b, kind = common(x, y, divides=True)
-    return rounded(np.fmod(a, b), kind)
-
-
-def binary(symbol: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An operator of numbers of one type, such as +, whose result has that type."""
-
-    def apply(x: Any, y: Any) -> Any:
-        kind = x.dtype if type(x) is Tile else None
-        if kind is not None and kind.native:
-            if type(y) is Tile:
-                other = y.dtype
-                try:
-                    if other is kind:
-                        return Tile(compute(x.a, y.a), kind)
-                    if kind.kind == 1 and other.kind == 1 and symbol in "+-*":
-                        both = promotion(kind, other, False)
-                        a = x.a if kind is both else x.a.astype(both.np)
-                        b = y.a if other is both else y.a.astype(both.np)
-                        return Tile(compute(a, b), both)
-                except (ValueError, TypeError):
-                    pass  # what follows says what does not fit
-            elif type(y) is int and kind.lowest <= y <= kind.highest or type(y) is kind.of_python:
-                return Tile(compute(x.a, kind.np(y)), kind)
-        if isinstance(y, Pointer) and symbol == "+":
-            return y + x
-        a, b, kind = common(x, y)
-        if kind.kind == 2 and symbol in "&|^<<>>":
-            raise CompileError(f"{symbol} needs integers, and one of these is {kind}")
-        if kind is int1 and symbol in "+-*":  # one bit, which wraps around
-            return Tile((np.logical_and if symbol == "*" else np.logical_xor)(a, b), kind)
-        return rounded(compute(a, b), kind)
-
-    return apply
-
-
-def reflected(function: Callable[[Any, Any], Any], compute: Callable[[Any, Any], Any]) -> Any:
-    """An operator whose left operand is a Python number."""
-
-    def apply(y: Tile, x: Any) -> Any:
-        kind = y.dtype
-        plain = compute is not operator.__mod__ and compute is not operator.__floordiv__
-        if (
-            plain
-            and kind.native
-            and (
-                type(x) is int
-                and kind.lowest <= x <= kind.highest
-                and compute is not operator.__truediv__
-                or type(x) is kind.of_python
-                and kind is not float16
-            )
-        ):
-            return Tile(compute(kind.np(x), y.a), kind)
-        return function(x, y)
-
-    return apply
-
-
-def comparison(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
-    """An operator whose result is true or false."""
-
-    def apply(x: Tile, y: Any) -> Tile:
-        kind = x.dtype
-        if type(y) is Tile:
-            if y.dtype is kind and x.a.shape == y.a.shape:
-                return Tile(compute(x.a, y.a), int1)
-        elif type(y) is int and kind.lowest <= y <= kind.highest or type(y) is kind.of_python:
-            return Tile(compute(x.a, kind.np(y)), int1)
-        a, b, _ = common(x, y)
-        return Tile(compute(a, b), int1)
-
-    return apply
-
-
-def _install_operators() -> None:
-    operators: dict[str, Any] = {"truediv": divided, "floordiv": floor_divided, "mod": remainder}
-    symbols = ("add", "+"), ("sub", "-"), ("mul", "*"), ("lshift", "<<"), ("rshift", ">>")
-    for name, symbol in (*symbols, ("and", "&"), ("or", "|"), ("xor", "^")):
-        operators[name] = binary(symbol, getattr(operator, f"__{name}__"))
-    for name, function in operators.items():
-        setattr(Tile, f"__{name}__", function)
-        setattr(Tile, f"__r{name}__", reflected(function, getattr(operator, f"__{name}__")))
-    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(Tile, f"__{name}__", comparison(getattr(operator, name)))
-
-
-_install_operators()
