@@ -55,9 +55,8 @@ def argument(x: Any, name: str, memory: Callable) -> Any:
             from flash_versions.simulator.gluon.tma import descriptor
 
             return descriptor(x.base, x.shape, x.strides, x.block_shape, x.layout)
-        made = Descriptor(pointer_to(x.base, name, memory), x.shape, x.strides, x.block_shape)
-        made.padding = float("nan") if x.padding == "nan" else 0
-        return made
+        base = pointer_to(x.base, name, memory)
+        return Descriptor(base, x.shape, x.strides, x.block_shape, x.padding)
     if isinstance(x, tuple):
         values = [argument(y, name, memory) for y in x]
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)

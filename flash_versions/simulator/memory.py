@@ -1,6 +1,7 @@
 """Memory of a device: tensors that kernels load from and store to."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from flash_versions.simulator.values import (
 BITS = {1: torch.uint8, 2: torch.uint16}
 CACHE = "", ".ca", ".cg", ".cv", ".cs", ".wb", ".wt"
 EVICTION = "", "evict_first", "evict_last", "evict_normal"
+PADDING = {"": None, "zero": 0, "nan": float("nan")}
 
 
 class Memory:
@@ -110,10 +112,11 @@ def load(
     """Elements of memory; of lanes without a mask, `other`."""
     if cache_modifier not in CACHE or eviction_policy not in EVICTION:
         raise CompileError(f"Triton knows no cache {cache_modifier!r} and {eviction_policy!r}")
-    if isinstance(pointer, BlockPointer | Descriptor):
-        if isinstance(pointer, Descriptor) or mask is not None or other is not None:
+    if isinstance(pointer, BlockPointer):
+        if mask is not None or other is not None:
             raise CompileError("a block is loaded without mask and other; see boundary_check")
-        return pointer.load_checked(boundary_check, padding_option)
+        other = PADDING[padding_option]
+        pointer, mask = pointer.lanes(pointer.offsets, boundary_check)
     if other is not None and mask is None:
         raise CompileError(
             "`other` is what lanes get where the mask is false, and there is no mask"
@@ -145,8 +148,7 @@ def store(
 ) -> None:
     """Put values into memory, rounded to its type."""
     if isinstance(pointer, BlockPointer):
-        pointer.store_checked(value, boundary_check)
-        return
+        pointer, mask = pointer.lanes(pointer.offsets, boundary_check)
     pointer, valid = lanes(pointer, mask, "store")
     value = to_tensor(value)
     if value.shape and not pointer.shape:
@@ -181,16 +183,14 @@ def atomic(combine: Callable[[Any, Any], Any], kinds: str = "iu") -> Callable[..
         offsets, added = pointer.offset[each].reshape(-1), values[each].reshape(-1)
         memory.check(offsets, "store")
         memory.note_atomic(offsets)
-        if len(np.unique(offsets)) == len(offsets):
-            old = decode(memory.data[offsets], kind)
-            result = combine(old, added)
-            memory.data[offsets] = encode(kind.round(result) if kind.round else result, kind)
-        else:
-            old = np.zeros(len(offsets), kind.np)
-            for i, (offset, x) in enumerate(zip(offsets, added)):  # one after the other
-                old[i] = decode(memory.data[offset : offset + 1], kind)[0]
-                result = np.asarray(combine(old[i], x), kind.np).reshape(1)
-                memory.data[offset] = encode(kind.round(result) if kind.round else result, kind)[0]
+        old, parts = np.zeros(len(offsets), kind.np), [slice(None)]
+        if len(np.unique(offsets)) < len(offsets):  # one after the other
+            parts = [slice(i, i + 1) for i in range(len(offsets))]
+        for part in parts:
+            old[part] = decode(memory.data[offsets[part]], kind)
+            result = np.asarray(combine(old[part], added[part]), kind.np)
+            result = kind.round(result) if kind.round else result
+            memory.data[offsets[part]] = encode(result, kind)
         before[each] = old
         return Tile(before[()], kind)
 
@@ -209,16 +209,21 @@ atomic_and, atomic_or, atomic_xor = map(atomic, (np.bitwise_and, np.bitwise_or, 
 atomic_xchg = atomic(lambda old, new: new, "iufb")
 
 
-class Box:
-    """A part of a tensor, by the position of its first element and its lengths."""
+class Descriptor:
+    """A tensor descriptor: boxes, of which what lies outside of the tensor reads as 0 or NaN."""
 
-    padding: Any = 0
-
-    def __init__(self, base: Pointer, shape: Any, strides: Any, block_shape: Any) -> None:
+    def __init__(
+        self,
+        base: Pointer,
+        shape: Any,
+        strides: Any,
+        block_shape: Any,
+        padding_option: str = "zero",
+    ) -> None:
         self.base, self.block_shape = base, check_shape(block_shape)
         self.shape = [int(to_tensor(x).a) for x in shape]
         self.strides = [int(to_tensor(x).a) for x in strides]
-        self.dtype = base.element
+        self.dtype, self.padding = base.element, PADDING[padding_option]
 
     def lanes(self, offsets: Sequence[Any], checked: Any = None) -> tuple[Pointer, Tile]:
         """The addresses of a box, and which of its elements lie in the tensor.
@@ -239,14 +244,9 @@ class Box:
                 inside = inside & (index >= 0) & (index < self.shape[axis])
         return self.base + Tile(address, int64), Tile(inside, int1)
 
-
-class Descriptor(Box):
-    """A tensor descriptor: boxes, of which what lies outside of the tensor reads as 0."""
-
     def load(self, offsets: Sequence[Any]) -> Tile:
         """The box at these offsets."""
-        pointer, inside = self.lanes(offsets)
-        return load(pointer, inside, self.padding)
+        return load(*self.lanes(offsets), self.padding)
 
     def store(self, offsets: Sequence[Any], value: Any) -> None:
         """Store a tile; what lies outside of the tensor is left out."""
@@ -261,42 +261,20 @@ class Descriptor(Box):
         atomic_add(pointer, value, inside)
 
 
-def make_tensor_descriptor(
-    base: Pointer, shape: Any, strides: Any, block_shape: Any, padding_option: str = "zero"
-) -> Descriptor:
-    """A descriptor that a kernel makes."""
-    made = Descriptor(base, shape, strides, block_shape)
-    made.padding = float("nan") if padding_option == "nan" else 0
-    return made
-
-
-class BlockPointer(Box):
+class BlockPointer(Descriptor):
     """A block of a tensor at offsets, see `tl.make_block_ptr`."""
 
-    def __init__(self, base: Pointer, shape: Any, strides: Any, offsets: Any, block: Any) -> None:
-        super().__init__(base, shape, strides, block)
-        self.given, self.offsets = (base, shape, strides), tuple(offsets)
+    def __init__(
+        self, base: Pointer, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any
+    ) -> None:
+        super().__init__(base, shape, strides, block_shape)
+        self.offsets = tuple(offsets)
 
-    def load_checked(self, axes: Any, padding: str) -> Tile:
-        """The block; along these axes what lies outside of the tensor is padded."""
-        pointer, inside = self.lanes(self.offsets, axes)
-        fill = {"": None, "zero": 0, "nan": float("nan")}[padding]
-        return load(pointer, inside, fill)
-
-    def store_checked(self, value: Any, axes: Any) -> None:
-        """Store a block without what lies outside along these axes."""
-        pointer, inside = self.lanes(self.offsets, axes)
-        store(pointer, value, inside)
+    def advance(self, offsets: Any) -> "BlockPointer":
+        """The block that lies so many elements further."""
+        moved = copy(self)
+        moved.offsets = tuple(a + b for a, b in zip(self.offsets, offsets))
+        return moved
 
 
-def make_block_ptr(
-    base: Pointer, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any
-) -> BlockPointer:
-    """A block of a tensor."""
-    return BlockPointer(base, shape, strides, offsets, block_shape)
-
-
-def advance(base: BlockPointer, offsets: Any) -> BlockPointer:
-    """The block that lies so many elements further."""
-    moved = [a + b for a, b in zip(base.offsets, offsets)]
-    return BlockPointer(*base.given, moved, base.block_shape)
+make_tensor_descriptor, make_block_ptr, advance = Descriptor, BlockPointer, BlockPointer.advance
