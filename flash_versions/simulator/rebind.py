@@ -44,87 +44,22 @@ class Watcher:
         return function(*arguments, **named)
 
 
-def one_at_a_time(method: Callable) -> Callable:
-    """A method that one thread at a time may run: Python cannot parse in several."""
+class Names:
+    """The names that a function reads, looked up anew in each launch.
 
-    @functools.wraps(method)
-    def run(*arguments: Any, **named: Any) -> Any:
-        with running:
-            return method(*arguments, **named)
-
-    return run
-
-
-running = threading.RLock()
-
-
-class Function:
-    """A jit function, callable from kernels.
-
-    Attributes:
-        fn: the function as it was written.
+    Args:
+        fn: the function.
+        scope: where it finds them.
     """
 
-    def __init__(self, jit: Any) -> None:
-        self.fn: types.FunctionType = jit.fn
-        self.lines = getattr(jit, "raw_src", None), getattr(jit, "starting_line_number", 0)
-        self.__name__, self.launch = self.fn.__name__, -1
+    def __init__(self, fn: types.FunctionType, scope: dict[str, Any]) -> None:
+        self.fn, self.scope, self.launch = fn, scope, -1
         self.seen: dict[str, Any] = {}
-        self.globals = dict(source.RUNTIME)
-        self.names: list[str] | None = None
-        self.plain: Callable | None = None
-        self.checked: Callable | None = None
+        codes = fn.__code__, *(x for x in fn.__code__.co_consts if isinstance(x, types.CodeType))
+        self.names = {name for x in codes for name in (*x.co_names, *x.co_freevars)}
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        if self.launch != launch_number:
-            self.refresh()
-        if here.checking:
-            self.checked = run = self.checked or self.compiled(checked=True)
-        else:
-            self.plain = run = self.plain or self.compiled(checked=False)
-        return run(*arguments, **named)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    @property
-    def file(self) -> str:
-        """The file that the function is in."""
-        return self.fn.__code__.co_filename
-
-    def parsed(self) -> ast.FunctionDef:
-        """The syntax tree of the function, with the lines of its file."""
-        lines, first = self.lines
-        if lines is None:
-            lines, first = inspect.getsourcelines(self.fn)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        ast.increment_lineno(tree, first - 1)
-        return tree.body[0]  # type: ignore[return-value]
-
-    @one_at_a_time
-    def compiled(self, checked: bool) -> Callable:
-        """The function that runs, which compares types if it is to be checked."""
-        files.add(self.file)
-        rewriter = source.Rewriter(self.parsed(), checked)
-        module = ast.Module([rewriter.visit(rewriter.function)], [])
-        self.globals |= rewriter.sites
-        scope, name = self.globals, self.fn.__name__
-        itself = scope.get(name)  # for a function that calls itself
-        exec(compile(ast.fix_missing_locations(module), self.file, "exec"), scope)
-        run, scope[name] = scope[name], itself
-        run.__defaults__ = self.fn.__defaults__ and tuple(map(rebound, self.fn.__defaults__))
-        named = self.fn.__kwdefaults__
-        run.__kwdefaults__ = named and {k: rebound(v) for k, v in named.items()}
-        return run
-
-    @one_at_a_time
-    def refresh(self) -> None:
-        """Look up the names that the function reads. What a kernel must not read stays unknown, and
-        is an error where it is read.
-        """
-        if self.names is None:
-            tree = ast.walk(self.parsed())
-            self.names = sorted({x.id for x in tree if isinstance(x, ast.Name)})
+    def refresh(self, may_read: Callable[[Any], bool]) -> None:
+        """Look them up. What may not be read stays unknown, and is an error where it is read."""
         known = self.fn.__globals__
         if self.fn.__closure__:
             known = known | captured(self.fn)
@@ -132,23 +67,67 @@ class Function:
             value = known.get(name, MISSING)
             if value is not MISSING and value is not self.seen.get(name, MISSING):
                 self.seen[name] = value
-                if is_readable(value):
-                    self.globals[name] = rebound(value)
+                if may_read(value):
+                    self.scope[name] = rebound(value)
                 else:
-                    self.globals.pop(name, None)
+                    self.scope.pop(name, None)
         self.launch = launch_number
 
 
-def captured(fn: Any) -> dict[str, Any]:
-    """The variables of the functions around a function."""
-    found = {}
-    code = getattr(fn, "__code__", None)
-    for name, cell in zip(code.co_freevars if code else (), getattr(fn, "__closure__", None) or ()):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not yet bound
-            continue
-    return found
+class Function:
+    """A jit function, callable from kernels.
+
+    Attributes:
+        fn: the function as it was written.
+        file: that it is in.
+    """
+
+    def __init__(self, jit: Any) -> None:
+        self.fn: types.FunctionType = jit.fn
+        self.__name__, self.file = self.fn.__name__, self.fn.__code__.co_filename
+        self.lines = getattr(jit, "raw_src", None), getattr(jit, "starting_line_number", 0)
+        self.names = Names(self.fn, dict(source.RUNTIME))
+        self.made: dict[bool, Callable] = {}  # what runs, by whether it is checked
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: D102
+        if self.names.launch != launch_number:
+            self.names.refresh(is_readable)
+        run = self.made.get(here.checking) or self.compiled(here.checking)
+        return run(*arguments, **named)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def compiled(self, checked: bool) -> Callable:
+        """The function that runs, which compares types if it is to be checked."""
+        with parsing:
+            files.add(self.file)
+            lines, first = self.lines
+            if lines is None:
+                lines, first = inspect.getsourcelines(self.fn)
+            tree: Any = ast.parse(textwrap.dedent("".join(lines)))
+            rewriter = source.Rewriter(ast.increment_lineno(tree, first - 1).body[0], checked)
+            tree.body = [rewriter.visit(rewriter.function)]
+            scope, name = self.names.scope, self.__name__
+            scope |= rewriter.sites
+            itself = scope.get(name)  # for a function that calls itself
+            exec(compile(ast.fix_missing_locations(tree), self.file, "exec"), scope)
+            run, scope[name] = scope[name], itself
+            run.__defaults__ = self.fn.__defaults__ and tuple(map(rebound, self.fn.__defaults__))
+            named = self.fn.__kwdefaults__
+            run.__kwdefaults__ = named and {k: rebound(v) for k, v in named.items()}
+            self.made[checked] = run
+            return run
+
+
+parsing = threading.RLock()  # Python cannot parse in several threads
+EMPTY = types.CellType()
+
+
+def captured(fn: types.FunctionType) -> dict[str, Any]:
+    """The variables of the functions around a function that have a value."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or ())
+    return {name: cell.cell_contents for name, cell in cells if cell != EMPTY}
 
 
 def begin_launch() -> None:
@@ -167,27 +146,14 @@ def is_constexpr_function(x: Any) -> bool:
     return type(x).__name__ == "ConstexprFunction"
 
 
-def is_constexpr(x: Any) -> bool:
-    """Whether a value is a compile-time constant in its wrapping."""
-    return type(x).__name__ == "constexpr" and hasattr(x, "value")
-
-
-def is_aggregate(x: Any) -> bool:
-    """Whether a value is a class that was decorated with gluon.aggregate."""
-    return isinstance(x, type) and getattr(x, "__triton_aggregate__", False)
-
-
 def is_readable(x: Any) -> bool:
     """Whether a kernel may read a global with this value."""
+    homes = type(x).__module__, str(getattr(x, "__module__", ""))
     return (
-        isinstance(x, types.ModuleType | Language | Function | Watcher | dtype | type)
-        or x is None
-        or is_jit(x)
-        or is_constexpr(x)
-        or is_constexpr_function(x)
+        x is None
+        or isinstance(x, types.ModuleType | Function | Watcher | type)
+        or any(home.startswith(("triton.", "flash_versions.simulator")) for home in homes)
         or getattr(x, "__triton_builtin__", False)
-        or str(getattr(x, "__module__", "")).startswith(("triton.", "flash_versions.simulator"))
-        or type(x).__module__.startswith("triton.")
         or (isinstance(x, tuple) and hasattr(x, "_fields"))
     )
 
@@ -213,26 +179,22 @@ def made_of(x: Any) -> Any:
     if isinstance(x, types.ModuleType):
         if x.__name__ == "triton.language.semantic":  # what the compiler is made of
             return x
-        ours = x.__name__ == "triton" or x.__name__.startswith("triton.")
-        return module_of(x.__name__) if ours else UserModule(x)
-    if is_constexpr(x):
-        return rebound(x.value)
+        return module_of(x.__name__) if f"{x.__name__}.".startswith("triton.") else UserModule(x)
     if isinstance(x, tuple):
         values = map(rebound, x)
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
-    home = str(getattr(x, "__module__", "") or "")
+    home, kind = str(getattr(x, "__module__", "") or ""), type(x).__name__
+    if kind == "constexpr" and hasattr(x, "value"):
+        return rebound(x.value)
     if home.startswith("triton.") and (isinstance(x, type) or callable(x)):
-        named = vars(module_of(home)).get(x.__name__)
-        return x if named is None else named
-    if isinstance(x, Watcher):
-        return x
+        return vars(module_of(home)).get(x.__name__, x)
     if is_jit(x):
         return Function(x)
     if is_constexpr_function(x):
         return on_host(x.fn)
-    if type(x).__module__.startswith("triton.") and type(x).__name__ in ("dtype", "void"):
+    if kind in ("dtype", "void") and type(x).__module__.startswith("triton."):
         return OF_NAME[x.name]
-    if is_aggregate(x):
+    if isinstance(x, type) and getattr(x, "__triton_aggregate__", False):
         return aggregate_of(x)
     if getattr(x, "__triton_builtin__", False):
         return functools.partial(on_host(getattr(x, "__wrapped__", x)), _semantic=Semantic)
@@ -251,23 +213,20 @@ class UserModule:
 
 def on_host(fn: Callable) -> Callable:
     """A function that is Python to the compiler, too: only its names are rebound."""
+    if not isinstance(fn, types.FunctionType):
+        return fn
+    names = Names(fn, {"__builtins__": fn.__globals__["__builtins__"]})
+    made = types.FunctionType(
+        fn.__code__, names.scope, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    made.__kwdefaults__ = fn.__kwdefaults__
 
     @functools.wraps(fn)
     def run(*arguments: Any, **named: Any) -> Any:
-        if seen[0] != launch_number:
-            seen[0], cells = launch_number, captured(fn)
-            for name in (*fn.__code__.co_names, *cells):
-                value = cells.get(name, fn.__globals__.get(name, MISSING))
-                if value is not MISSING:
-                    scope[name] = rebound(value)
+        if names.launch != launch_number:
+            names.refresh(lambda x: True)
         return made(*arguments, **named)
 
-    if not isinstance(fn, types.FunctionType):
-        return fn
-    seen = [-1]  # the launch in which the names were looked up
-    scope: dict[str, Any] = {"__builtins__": fn.__globals__["__builtins__"]}
-    made = types.FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, fn.__closure__)
-    made.__kwdefaults__ = fn.__kwdefaults__
     return run
 
 
