@@ -27,23 +27,14 @@ OPTIONS = frozenset((
     "debug", "enable_fp_fusion", "warmup", "grid", "extern_libs", "instrumentation_mode",
 ))  # fmt: skip
 OWN = str(Path(__file__).parent)
-functions: dict[int, tuple[Any, rebind.Function, inspect.Signature, frozenset[str]]] = {}
 
 
-def prepared(kernel: Any) -> tuple[rebind.Function, inspect.Signature, frozenset[str]]:
-    """A kernel's function, its signature and the names of its compile-time constants."""
-    known = functions.get(id(kernel))
-    if known is None or known[0] is not kernel:
-        fn = kernel.fn
-        while not inspect.isfunction(fn):  # of triton.heuristics and the like
-            kernel, fn = fn, fn.fn
-        signature = inspect.signature(fn)
-        constants = frozenset(
-            name for name, x in signature.parameters.items() if is_constexpr_text(x.annotation)
-        )
-        known = kernel, rebound(kernel), signature, constants
-        functions[id(kernel)] = known
-    return known[1:]
+@functools.cache
+def parameters_of(function: rebind.Function) -> tuple[inspect.Signature, frozenset[str]]:
+    """A kernel's signature, and the names of its compile-time constants."""
+    signature = inspect.signature(function.fn)
+    constants = (x.name for x in signature.parameters.values() if is_constexpr_text(x.annotation))
+    return signature, frozenset(constants)
 
 
 def argument(x: Any, name: str, memory: Callable) -> Any:
@@ -79,7 +70,8 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
         AccessError: it reads or writes what it must not.
         Deadlock: its partitions wait for each other.
     """
-    function, signature, constants = prepared(kernel)
+    function = rebound(kernel)
+    signature, constants = parameters_of(function)
     warps = named.get("num_warps", 4)
     named = {k: v for k, v in named.items() if k in signature.parameters or k not in OPTIONS}
     try:
@@ -87,17 +79,13 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
     except TypeError as error:
         raise CompileError(f"{function.__name__}: {error}") from None
     bound.apply_defaults()
-    values = bound.arguments
     if callable(grid):
-        grid = grid(values)
+        grid = grid(bound.arguments)
     sizes: Any = tuple(int(n) for n in grid) + (1,) * (3 - len(grid))
-    memory = here.memory or Memory
-    given = {
-        name: rebound(x)
-        if name in constants or is_one(x, name, kernel)
-        else argument(x, name, memory)
-        for name, x in values.items()
-    }
+    given, memory = {}, here.memory or Memory
+    for name, x in bound.arguments.items():
+        constant = name in constants or is_one(x, name, kernel)
+        given[name] = rebound(x) if constant else argument(x, name, memory)
     say()
     rebind.begin_launch()
     run = functools.partial(function, **given)
@@ -108,7 +96,7 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
     here.unsure[0] = False
     try:
         with as_on_a_gpu():
-            if is_gluon(kernel):
+            if getattr(kernel, "is_gluon", bool)():
                 from flash_versions.simulator.gluon.machine import run_grid
 
                 run_grid(run, sizes, (), warps)
@@ -121,9 +109,8 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
         if not here.trusts:
             checked[key] = checked.get(key, 0) + 1 if here.unsure[0] else SURE
     except (CompileError, AccessError, AssertionError) as error:
-        if not error.args or not str(error.args[0]).startswith("line "):
-            where = place(error, function.file)
-            error.args = (f"{where}{error.args[0] if error.args else ''}",)
+        if not str(error).startswith("line "):
+            error.args = (f"{place(error, function.file)}{error}",)
         raise
     except Deadlock:
         raise
@@ -154,11 +141,6 @@ def kind_of(x: Any) -> Any:
     return type(x)
 
 
-def is_gluon(kernel: Any) -> bool:
-    """Whether a kernel is written in Gluon."""
-    return bool(getattr(kernel, "is_gluon", bool)())
-
-
 def place(error: BaseException, file: str) -> str:
     """The line of a kernel that an error comes from, to be put before it: of the kernel's file if
     it comes from a function of this package that a kernel of somebody else calls.
@@ -173,14 +155,13 @@ def place(error: BaseException, file: str) -> str:
 def reason(error: Exception) -> str:
     """An error of Python, as one of the kernel's author."""
     said = str(error)
+    name = said.split("'")[1] if "'" in said else "a name"
     if isinstance(error, UnboundLocalError):
-        name = said.split("'")[1] if "'" in said else "a name"
         return (
             f"{name} has no value here: it is bound in a loop or in one branch of an `if` only; "
             "give it a value before"
         )
     if isinstance(error, NameError):
-        name = said.split("'")[1] if "'" in said else "a name"
         return (
             f"a kernel does not know {name}; if it is a variable outside of the kernel, write "
             f"{name} = tl.constexpr(...) there, or pass it"
