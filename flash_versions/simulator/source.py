@@ -81,29 +81,30 @@ def is_constexpr_text(annotation: Any) -> bool:
     return "constexpr" in text
 
 
-def name_of(name: str) -> ast.Name:
-    """A name that is read."""
-    return ast.Name(name, ast.Load())
+class Filler(ast.NodeTransformer):
+    """Puts nodes in the places of names; what is made around them has no place in a text yet."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self.parts = parts
+
+    def visit(self, node: ast.AST) -> Any:
+        """Fill a node."""
+        if isinstance(node, ast.Name) and node.id in self.parts:
+            return self.parts[node.id]
+        for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
+            node.__dict__.pop(name, None)
+        return self.generic_visit(node)
+
+
+def made(text: str, **parts: Any) -> list[Any]:
+    """Statements as a text has them, in which some names stand for nodes."""
+    return Filler(parts).visit(ast.parse(text)).body
 
 
 def call(function: str, *arguments: Any) -> ast.Call:
     """A call of one of the functions below; arguments are nodes, or constants."""
     nodes: Any = [x if isinstance(x, ast.AST) else ast.Constant(x) for x in arguments]
-    return ast.Call(name_of(function), nodes, [])
-
-
-def assign(name: str, value: ast.expr) -> ast.Assign:
-    """A statement that gives a name a value."""
-    return ast.Assign([ast.Name(name, ast.Store())], value)
-
-
-def statements(text: str) -> list[Any]:
-    """Parsed statements, which have no place in the kernel's text yet."""
-    tree = ast.parse(text)
-    for x in ast.walk(tree):
-        for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
-            x.__dict__.pop(name, None)
-    return tree.body
+    return ast.Call(ast.Name(function, ast.Load()), nodes, [])
 
 
 def left(block: str, names: Iterable[str]) -> list[ast.stmt]:
@@ -115,7 +116,7 @@ def left(block: str, names: Iterable[str]) -> list[ast.stmt]:
         f"elif {x!r} in locals(): del {x}\n"
         for x in names
     )
-    return statements(f"{block}.leave(locals())\n{kept}")
+    return made(f"{block}.leave(locals())\n{kept}")
 
 
 class Rewriter(ast.NodeTransformer):
@@ -142,20 +143,19 @@ class Rewriter(ast.NodeTransformer):
 
     def refuse(self, node: ast.AST, what: str) -> Any:
         """A call that raises, in the place of a node."""
-        made = call("__refuse", what)
-        return ast.Expr(made) if isinstance(node, ast.stmt) else made
+        new = call("__refuse", what)
+        return ast.Expr(new) if isinstance(node, ast.stmt) else new
 
     def visit(self, node: ast.AST) -> Any:
         """Rewrite a node; new nodes get its place in the text."""
         what = None if node is self.function else refusal(node)
-        made = self.refuse(node, what) if what else super().visit(node)
+        new = self.refuse(node, what) if what else super().visit(node)
         if hasattr(node, "lineno"):
-            for x in made if isinstance(made, list) else [made]:
+            for x in new if isinstance(new, list) else [new]:
                 if not hasattr(x, "lineno"):
                     ast.copy_location(x, node)
-        return made
+        return new
 
-    # ------------------------------------------------------------------------------- statements
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:  # noqa: N802, D102
         node.decorator_list, node.returns = [], None
         arguments = node.args
@@ -165,38 +165,32 @@ class Rewriter(ast.NodeTransformer):
         arguments.kw_defaults = [x and ast.Constant(None) for x in arguments.kw_defaults]
         node.body = self.block(node.body)
         if self.checked:
-            node.body.insert(0, assign("__returns", call("__Returns")))
+            node.body = [*made("__returns = __Returns()"), *node.body]
         return node
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Rewrite statements up to a return, behind which nothing is compiled."""
-        made: list[ast.stmt] = []
+        rewritten: list[ast.stmt] = []
         for statement in body:
             new = self.visit(statement)
-            made += new if isinstance(new, list) else [new]
+            rewritten += new if isinstance(new, list) else [new]
             if isinstance(statement, ast.Return):
                 break
-        return made
-
-    def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802, D102
-        node.value = call("__assigned", self.visit(node.value))
-        return node
+        return rewritten
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:  # noqa: N802, D102
-        name = node.target.id  # type: ignore[union-attr]
-        value = ast.BinOp(ast.copy_location(name_of(name), node), node.op, node.value)
-        return self.visit(ast.copy_location(assign(name, ast.copy_location(value, node)), node))
+        value = ast.BinOp(ast.Name(ast.unparse(node.target), ast.Load()), node.op, node.value)
+        return self.generic_visit(ast.Assign([node.target], ast.copy_location(value, node)))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:  # noqa: N802, D102
-        name, value = node.target.id, node.value  # type: ignore[union-attr]
-        assert value is not None
         if not is_constexpr_text(node.annotation):
-            return self.visit(ast.copy_location(assign(name, value), node))
-        made = [assign(name, call("__constant", self.visit(value), name))]
+            return self.generic_visit(ast.Assign([node.target], node.value))  # type: ignore[arg-type]
+        name, value = ast.unparse(node.target), self.visit(node.value)  # type: ignore[arg-type]
+        new = made(f"{name} = __constant(VALUE, {name!r})", VALUE=value)
         if self.checked:
             what = f"{name} has a value already, and a compile-time constant gets one only"
-            return [*statements(f"if {name!r} in locals(): __refuse({what!r})"), *made]
-        return made
+            return [*made(f"if {name!r} in locals(): __refuse({what!r})"), *new]
+        return new
 
     def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802, D102
         if self.loops:
@@ -204,9 +198,8 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if not self.checked:
             return node
-        [made] = statements("if __returns.end(None): return __returns.value")
-        made.test.args = [node.value or ast.Constant(None)]
-        return made
+        value = node.value or ast.Constant(None)
+        return made("if __returns.end(VALUE): return __returns.value", VALUE=value)
 
     def visit_If(self, node: ast.If) -> Any:  # noqa: N802, D102
         test, names = self.visit(node.test), assigned_names((*node.body, *node.orelse))
@@ -216,77 +209,73 @@ class Rewriter(ast.NodeTransformer):
             return node
         # Both branches, the one that is not taken first.
         ways = self.name("ways")
-        node.test = name_of(f"{ways}_taken")
-        [loop] = statements(f"for {ways}_taken in {ways}: pass")
+        begin, loop = made(
+            f"{ways} = __Ways(TEST, {names}, locals())\nfor {ways}_taken in {ways}: pass", TEST=test
+        )
+        node.test = ast.Name(f"{ways}_taken", ast.Load())
         loop.body = [node, *left(ways, names)]
-        return [assign(ways, call("__Ways", test, names, call("locals"))), loop]
+        return [begin, loop]
 
     def visit_For(self, node: ast.For | ast.While) -> Any:  # noqa: N802
         """A loop; checked, its first steps are compared, and its own names end with each."""
         site, loop, static = self.name("site"), self.name("loop"), False
         self.sites[site] = known = LoopSite(self.function.name, node)
-        steps: ast.expr = ast.Constant(None)
+        steps: Any = ast.Constant(None)
         if isinstance(node, ast.While):
-            node.test = call("__goes_on", name_of(loop), self.visit(node.test))
+            node.test = call("__goes_on", ast.Name(loop, ast.Load()), self.visit(node.test))
         else:  # the compiler unrolls a static one
             static = "static_range" in ast.unparse(node.iter)
-            steps, node.iter = self.visit(node.iter), name_of(loop)
+            steps, node.iter = self.visit(node.iter), ast.Name(loop, ast.Load())
         self.loops += not static
         node.body = self.block(node.body)
         self.loops -= not static
         compared = self.checked and not static
         if compared:
             node.body += left(loop, known.names)
-        bound = call("locals") if compared else None
-        return [assign(loop, call("__Loop", steps, name_of(site), bound)), node]
+        bound = "locals()" if compared else None
+        return [*made(f"{loop} = __Loop(STEPS, {site}, {bound})", STEPS=steps), node]
 
     visit_While = visit_For  # noqa: N815
 
-    def visit_Assert(self, node: ast.Assert) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        return ast.Expr(call("__assert", node.test, node.msg or "an assert failed"))
-
-    # ------------------------------------------------------------------------------ expressions
-    def visit_List(self, node: ast.List) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        return ast.Tuple(node.elts, node.ctx)
-
-    def visit_ListComp(self, node: ast.ListComp) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        node.generators[0].iter = call("__tuple", node.generators[0].iter)
-        return call("__tuple", call("list", node))
-
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        node.value = call("__constant", node.value, "a part of an f-string")
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        return call("__value", node.value) if node.attr == "value" else node
-
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802, D102
         first, *rest = map(self.visit, node.values)
-        is_and = isinstance(node.op, ast.And)
+        word = "and" if isinstance(node.op, ast.And) else "or"
         for other in rest:
             kept = self.name("value")
-            test = call("__at_run_time", ast.NamedExpr(ast.Name(kept, ast.Store()), first))
-            plain = ast.BoolOp(node.op, [name_of(kept), other])
-            first = ast.IfExp(test, call("__combined", name_of(kept), other, is_and), plain)
+            [new] = made(
+                f"__combined({kept}, OTHER, {word!r}) if __at_run_time({kept} := FIRST) "
+                f"else {kept} {word} OTHER",
+                FIRST=first,
+                OTHER=other,
+            )
+            first = new.value
         return first
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        return call("__not", node.operand) if isinstance(node.op, ast.Not) else node
-
-    def visit_IfExp(self, node: ast.IfExp) -> Any:  # noqa: N802, D102
-        self.generic_visit(node)
-        if not self.checked:
-            node.test = call("__test", node.test)
-            return node
-        nothing = ast.arguments([], [], None, [], [], None, [])
-        arms = [ast.Lambda(nothing, x) for x in (node.body, node.orelse)]
-        return call("__either", node.test, *arms)
+    def generic_visit(self, node: ast.AST) -> Any:
+        """Rewrite what is in a node, and then the node itself."""
+        super().generic_visit(node)
+        match node:
+            case ast.Assign():
+                node.value = call("__assigned", node.value)
+            case ast.Assert():
+                return ast.Expr(call("__assert", node.test, node.msg or "an assert failed"))
+            case ast.List():
+                return ast.Tuple(node.elts, node.ctx)
+            case ast.ListComp(generators=[of]):
+                of.iter = call("__tuple", of.iter)
+                return call("__tuple", call("list", node))
+            case ast.FormattedValue():
+                node.value = call("__constant", node.value, "a part of an f-string")
+            case ast.Attribute(attr="value"):
+                return call("__value", node.value)
+            case ast.UnaryOp(op=ast.Not()):
+                return call("__not", node.operand)
+            case ast.IfExp() if self.checked:
+                arms = {"TEST": node.test, "BODY": node.body, "ELSE": node.orelse}
+                return made("__either(TEST, lambda: BODY, lambda: ELSE)", **arms)[0].value
+            case ast.IfExp():
+                node.test = call("__test", node.test)
+        return node
 
 
 # ---------------------------------------------------------------------- what rewritten kernels call
@@ -324,11 +313,11 @@ def truth(x: Tile) -> Tile:
     return x
 
 
-def combined(x: Tile, y: Any, is_and: bool) -> Any:
+def combined(x: Tile, y: Any, word: str) -> Any:
     """x and y, or x or y, of a tile x."""
     if not isinstance(y, Tile):
-        return x if bool(y) == is_and else y
-    return truth(x) & truth(y) if is_and else truth(x) | truth(y)
+        return x if bool(y) == (word == "and") else y
+    return truth(x) & truth(y) if word == "and" else truth(x) | truth(y)
 
 
 def negated(x: Any) -> Any:
