@@ -17,7 +17,6 @@ from flash_versions.simulator.loops import RunTimeRange, static_range
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
     Pointer,
-    PointerType,
     Tile,
     cast,
     check_broadcast,
@@ -25,6 +24,7 @@ from flash_versions.simulator.values import (
     common,
     constant,
     described,
+    pointer_type,
     rounded,
     to_tensor,
 )
@@ -570,7 +570,7 @@ FUNCTIONS: dict[str, Any] = {
     "item": lambda input: Tile(input.a.reshape(-1)[0], input.dtype),
     "load_tensor_descriptor": lambda desc, offsets: desc.load(offsets),
     "num_programs": lambda axis: place(axis, of_grid=True),
-    "pointer_type": PointerType,
+    "pointer_type": pointer_type,
     "program_id": lambda axis: place(axis, of_grid=False),
     "rand": first_of(rand4x),
     "randint": first_of(randint4x),

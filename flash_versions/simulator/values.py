@@ -6,9 +6,10 @@ plain Python number. The rules by which operands get one type are those of Trito
 (triton/language/semantic.py).
 """
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -30,7 +31,7 @@ def truncated_division(a: Any, b: Any) -> Any:
     return quotient + inexact.astype(quotient.dtype)
 
 
-def divided(x: Any, y: Any) -> "Tile":
+def divided(x: Any, y: Any) -> Tile:
     """x / y; integers become fp32."""
     a, b, kind = common(x, y, divides=True)
     if kind.kind < 2:
@@ -38,7 +39,7 @@ def divided(x: Any, y: Any) -> "Tile":
     return rounded(np.true_divide(a, b), kind)
 
 
-def floor_divided(x: Any, y: Any) -> "Tile":
+def floor_divided(x: Any, y: Any) -> Tile:
     """x // y of integers, rounded towards 0 as in C."""
     if type(x) is Tile and not x.a.shape and type(y) is int:
         kind = x.dtype
@@ -50,7 +51,7 @@ def floor_divided(x: Any, y: Any) -> "Tile":
     return rounded(truncated_division(a, b), kind)
 
 
-def remainder(x: Any, y: Any) -> "Tile":
+def remainder(x: Any, y: Any) -> Tile:
     """x % y with the sign of x, as in C."""
     a, b, kind = common(x, y, divides=True)
     return rounded(np.fmod(a, b), kind)
@@ -64,7 +65,7 @@ def sides(function: Callable[[Any, Any], Any], compute: Any = None) -> tuple[Any
         compute: computes it of two that have one of NumPy's types, if that is all there is to it.
     """
 
-    def reflected(y: "Tile", x: Any) -> Any:
+    def reflected(y: Tile, x: Any) -> Any:
         kind = y.dtype
         if compute is not None and kind.native:
             if type(x) is int:
@@ -109,10 +110,10 @@ def binary(symbol: str, compute: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     return sides(apply, compute)
 
 
-def comparison(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], "Tile"]:
+def comparison(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tile]:
     """An operator whose result is true or false."""
 
-    def apply(x: "Tile", y: Any) -> "Tile":
+    def apply(x: Tile, y: Any) -> Tile:
         kind = x.dtype
         if type(y) is Tile:
             if y.dtype is kind and x.a.shape == y.a.shape:
@@ -123,6 +124,26 @@ def comparison(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], "Tile
         return Tile(compute(a, b), int1)
 
     return apply
+
+
+def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Tile:
+    """In another type, rounded to nearest even, or the same bits read as that type."""
+    x = to_tensor(x)
+    if "ptr" in kind.words:
+        raise CompileError("a cast to a pointer is not simulated; pass the tensor to the kernel")
+    if isinstance(x, Pointer):
+        return x.to(kind)
+    if x.dtype is kind:
+        return x
+    if not bitcast:
+        made = dtypes.converted(x.a, x.dtype, kind)
+        return Tile(toward_zero(made, x.a, kind) if fp_downcast_rounding == "rtz" else made, kind)
+    if x.dtype.primitive_bitwidth != kind.primitive_bitwidth:
+        raise CompileError(f"{described(x)} has not as many bits as {kind}")
+    bits = dtypes.encode(x.a, x.dtype)
+    return Tile(
+        dtypes.decode(np.ascontiguousarray(bits).view(kind.stored).reshape(x.shape)[()], kind), kind
+    )
 
 
 class Tile:
@@ -150,26 +171,13 @@ class Tile:
     def __init__(self, a: Any, kind: dtype) -> None:
         self.a, self.dtype = a, kind
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its lengths; compile-time constants."""
-        return self.a.shape
+    shape: Any = property(lambda self: self.a.shape)
+    type: Any = property(lambda self: TileType(self.dtype, self.shape))
+    numel: Any = property(lambda self: self.a.size)
 
-    @property
-    def type(self) -> "TileType":
-        """Its type and shape as one."""
-        return TileType(self.dtype, self.shape)
+    to = cast
 
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return self.a.size
-
-    def to(self, kind: dtype, fp_downcast_rounding: Any = None, bitcast: bool = False) -> "Tile":
-        """In another type, rounded to nearest even, or the same bits read as that type."""
-        return cast(self, kind, fp_downcast_rounding, bitcast)
-
-    def __getitem__(self, index: Any) -> "Tile":
+    def __getitem__(self, index: Any) -> Tile:
         return Tile(expanded(self.a, index), self.dtype)
 
     def __bool__(self) -> bool:
@@ -187,16 +195,16 @@ class Tile:
 
     __float__ = __iter__ = __len__ = __int__
 
-    def __neg__(self) -> "Tile":
+    def __neg__(self) -> Tile:
         return self if self.dtype is int1 else Tile(-self.a, self.dtype)
 
     def __matmul__(self, other: Any) -> None:
         raise CompileError("Triton has no @; tl.dot multiplies matrices")
 
-    def __pos__(self) -> "Tile":
+    def __pos__(self) -> Tile:
         return self
 
-    def __invert__(self) -> "Tile":
+    def __invert__(self) -> Tile:
         if self.dtype.kind == 2:
             raise CompileError(f"~ needs integers, and this is {described(self)}")
         return Tile(~self.a, self.dtype)
@@ -229,21 +237,12 @@ class TileType:
         return getattr(self.scalar, name)
 
 
-@dataclass(frozen=True)
-class PointerType:
+@cache
+def pointer_type(element: dtype) -> dtype:
     """The type of pointers to elements of a type."""
-
-    element_ty: dtype
-    primitive_bitwidth = 64
-    scalar = property(lambda self: self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("is_"):
-            return lambda: name == "is_ptr"
-        raise AttributeError(name)
-
-    def __repr__(self) -> str:
-        return f"pointer<{self.element_ty}>"
+    made = dtype(f"pointer<{element}>", 64, np.int64, None)
+    made.element_ty, made.words = element, {"ptr"}
+    return made
 
 
 class Pointer:
@@ -257,9 +256,9 @@ class Pointer:
     shape = property(lambda self: self.offset.shape)
     type = property(lambda self: TileType(self.dtype, self.shape) if self.shape else self.dtype)
     numel = property(lambda self: self.offset.size)
-    dtype: Any = property(lambda self: PointerType(self.element))
+    dtype: Any = property(lambda self: pointer_type(self.element))
 
-    def __add__(self, offset: Any) -> "Pointer":
+    def __add__(self, offset: Any) -> Pointer:
         if type(offset) is Tile:
             if offset.dtype.kind == 2:
                 raise CompileError(
@@ -274,15 +273,15 @@ class Pointer:
 
     __radd__ = __add__
 
-    def __sub__(self, offset: Any) -> "Pointer":
+    def __sub__(self, offset: Any) -> Pointer:
         return self + -offset
 
-    def __getitem__(self, index: Any) -> "Pointer":
+    def __getitem__(self, index: Any) -> Pointer:
         return Pointer(self.memory, expanded(self.offset, index), self.element)
 
     def to(self, kind: Any, bitcast: bool = False) -> Tile:
         """The address as a number; 0 of an empty tensor."""
-        if isinstance(kind, PointerType):
+        if "ptr" in kind.words:
             return cast(Tile(np.int64(0), dtypes.int64), kind)
         if kind not in (dtypes.int64, dtypes.uint64):
             raise CompileError(f"an address has 64 bits; {kind} cannot hold it")
@@ -364,26 +363,6 @@ def constant(x: Any, kind: dtype) -> Tile:
 def to_tensor(x: Any) -> Any:
     """A Python number as one at run time; tiles and pointers as they are."""
     return x if isinstance(x, Tile | Pointer) else constant(x, type_of_number(x))
-
-
-def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Tile:
-    """See `Tile.to`."""
-    x = to_tensor(x)
-    if isinstance(kind, PointerType):
-        raise CompileError("a cast to a pointer is not simulated; pass the tensor to the kernel")
-    if isinstance(x, Pointer):
-        return x.to(kind)
-    if x.dtype is kind:
-        return x
-    if not bitcast:
-        made = dtypes.converted(x.a, x.dtype, kind)
-        return Tile(toward_zero(made, x.a, kind) if fp_downcast_rounding == "rtz" else made, kind)
-    if x.dtype.primitive_bitwidth != kind.primitive_bitwidth:
-        raise CompileError(f"{described(x)} has not as many bits as {kind}")
-    bits = dtypes.encode(x.a, x.dtype)
-    return Tile(
-        dtypes.decode(np.ascontiguousarray(bits).view(kind.stored).reshape(x.shape)[()], kind), kind
-    )
 
 
 def toward_zero(rounded: Any, exact: Any, kind: dtype) -> Any:
