@@ -12,7 +12,7 @@ import numpy as np
 
 from flash_versions.simulator import dtypes, memory
 from flash_versions.simulator.dtypes import bfloat16, dtype, float32, float64, int1, int32, uint32
-from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.loops import RunTimeRange, static_range
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
@@ -39,7 +39,7 @@ range_, range = builtins.range, RunTimeRange  # noqa: A001
 def place(axis: Any, of_grid: bool) -> Tile:
     """tl.num_programs or tl.program_id."""
     if axis not in (0, 1, 2):
-        raise CompileError(f"a grid has the axes 0, 1 and 2, and not {described(axis)}")
+        refuse(f"a grid has the axes 0, 1 and 2, and not {described(axis)}")
     numbers = here.program.grid if of_grid else here.program.ids
     return Tile(np.int32(numbers[axis]), int32)
 
@@ -52,12 +52,12 @@ def sizes(shape: tuple) -> Sequence[Any]:
 def arange(start: int, end: int, layout: Any = None) -> Tile:
     for one in (start, end):
         if not isinstance(one, int):
-            raise CompileError(
+            refuse(
                 f"tl.arange needs numbers that are known when the kernel is compiled, and this is "
                 f"{described(one)}; annotate it with tl.constexpr"
             )
     if end <= start:
-        raise CompileError(f"tl.arange({start}, {end}) is empty")
+        refuse(f"tl.arange({start}, {end}) is empty")
     check_shape((end - start,))
     return Tile(np.arange(start, end, dtype=np.int32), int32)
 
@@ -65,9 +65,9 @@ def arange(start: int, end: int, layout: Any = None) -> Tile:
 def full(shape: Any, value: Any, dtype: dtype, layout: Any = None) -> Tile:  # noqa: A002
     shape = check_shape(shape)
     if isinstance(value, Tile) and value.shape:
-        raise CompileError(f"tl.full takes one number, and this is {described(value)}")
+        refuse(f"tl.full takes one number, and this is {described(value)}")
     if isinstance(value, float) and dtype.kind < 2:
-        raise CompileError(f"tl.full of {dtype} takes a whole number, and this is {value}")
+        refuse(f"tl.full of {dtype} takes a whole number, and this is {value}")
     one = cast(value, dtype) if isinstance(value, Tile) else constant(value, dtype)
     return Tile(np.full(shape, one.a)[()], dtype)
 
@@ -99,23 +99,21 @@ def broadcast(input: Any, other: Any) -> tuple:
 def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> Any:
     shape = check_shape(sizes(shape))
     if input.numel != python_math.prod(shape):
-        raise CompileError(
-            f"{described(input)} has {input.numel} elements, and {list(shape)} has not"
-        )
+        refuse(f"{described(input)} has {input.numel} elements, and {list(shape)} has not")
     return moved(input, np.reshape, shape)
 
 
 def permute(input: Any, *dims: Any) -> Any:
     dims, rank = tuple(int(i) for i in sizes(dims)), len(input.shape)
     if sorted(d % builtins.max(1, rank) for d in dims) != [*range_(rank)]:
-        raise CompileError(f"{described(input)} has {rank} axes, and not those of {dims}")
+        refuse(f"{described(input)} has {rank} axes, and not those of {dims}")
     return moved(input, np.transpose, dims)
 
 
 def trans(input: Any, *dims: Any) -> Any:
     rank = len(input.shape)
     if not dims and rank < 2:
-        raise CompileError(f"{described(input)} has no two axes to exchange")
+        refuse(f"{described(input)} has no two axes to exchange")
     return permute(input, *(dims or (*range_(rank - 2), rank - 1, rank - 2)))
 
 
@@ -123,7 +121,7 @@ def axis_of(axis: Any, x: Any) -> int:
     """An axis of a tile; it may count from the end."""
     rank = len(x.shape)
     if not -rank <= axis < rank:
-        raise CompileError(f"there is no axis {axis}: the tile has {rank}")
+        refuse(f"there is no axis {axis}: the tile has {rank}")
     return axis % rank
 
 
@@ -134,7 +132,7 @@ def expand_dims(input: Any, axis: Any) -> Any:
 def join(a: Any, b: Any) -> Any:
     a, b = broadcast(to_tensor(a), to_tensor(b)) if a.shape or b.shape else (a, b)
     if a.dtype is not b.dtype:
-        raise CompileError(f"{described(a)} and {described(b)} differ in their type")
+        refuse(f"{described(a)} and {described(b)} differ in their type")
     if isinstance(a, Pointer):
         return Pointer(a.memory, np.stack((a.offset, b.offset), -1), a.element)
     return Tile(np.stack((a.a, b.a), -1), a.dtype)
@@ -142,7 +140,7 @@ def join(a: Any, b: Any) -> Any:
 
 def split(a: Any) -> tuple:
     if not a.shape or a.shape[-1] != 2:
-        raise CompileError(f"{described(a)} cannot be split: its last axis has to have 2 elements")
+        refuse(f"{described(a)} cannot be split: its last axis has to have 2 elements")
     return moved(a, lambda x: x[..., 0]), moved(a, lambda x: x[..., 1])
 
 
@@ -153,7 +151,7 @@ def interleave(a: Any, b: Any) -> Any:
 
 def cat(input: Tile, other: Tile, can_reorder: bool = False, dim: int = 0) -> Tile:
     if not can_reorder and dim is None:
-        raise CompileError("tl.cat needs can_reorder=True")
+        refuse("tl.cat needs can_reorder=True")
     return Tile(np.concatenate((input.a, other.a), dim), input.dtype)
 
 
@@ -177,7 +175,7 @@ def elementwise(compute: Compute, kinds: tuple = (float32, float64)) -> Compute:
     def apply(x: Any) -> Tile:
         x = to_tensor(x)
         if x.dtype not in kinds:
-            raise CompileError(
+            refuse(
                 f"this function takes {' and '.join(map(str, kinds))}, and this is {described(x)}; "
                 "convert it with .to(tl.float32)"
             )
@@ -241,7 +239,7 @@ maximum, minimum = larger(np.fmax, np.maximum), larger(np.fmin, np.minimum)
 
 def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = 0) -> Tile:  # noqa: A002
     if to_tensor(x).dtype.kind < 2:
-        raise CompileError("tl.clamp takes floating-point numbers; use tl.minimum and tl.maximum")
+        refuse("tl.clamp takes floating-point numbers; use tl.minimum and tl.maximum")
     return minimum(maximum(x, min, propagate_nan), max, propagate_nan)
 
 
@@ -250,11 +248,11 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.a if condition.dtype is int1 else condition.a != 0
     if isinstance(x, Pointer) and isinstance(y, Pointer):
         if x.element is not y.element:
-            raise CompileError(f"{described(x)} and {described(y)} differ in their type")
+            refuse(f"{described(x)} and {described(y)} differ in their type")
         if not condition.shape:
             return x if chosen else y
         if x.memory.data is not y.memory.data:
-            raise CompileError("tl.where of pointers into two tensors is not simulated")
+            refuse("tl.where of pointers into two tensors is not simulated")
         return Pointer(x.memory, np.where(chosen, x.offset, y.offset)[()], x.element)
     a, b, kind = common(x, y)
     try:
@@ -275,7 +273,7 @@ def widened(x: Tile) -> Tile:
 def reduced(compute: Compute, x: Tile, axis: Any, keep_dims: bool, kind: Any = None) -> Tile:
     """One of NumPy's reductions along an axis, or of all elements."""
     if not isinstance(x, Tile) or not x.shape:
-        raise CompileError(f"{described(x)} has no axis to reduce")
+        refuse(f"{described(x)} has no axis to reduce")
     axis = None if axis is None else axis_of(axis, x)
     return rounded(compute(x.a, axis=axis, keepdims=keep_dims), kind or x.dtype)
 
@@ -383,7 +381,7 @@ def scanned(compute: Compute) -> Callable[..., Tile]:
 
 def sort(x: Tile, dim: Any = None, descending: bool = False) -> Tile:
     if dim not in (None, -1, len(x.shape) - 1):
-        raise CompileError("only the last axis can be sorted")
+        refuse("only the last axis can be sorted")
     return turned(moved(x, np.sort), -1, descending)
 
 
@@ -403,19 +401,17 @@ def dot(
 ) -> Tile:
     for x in (input, other):
         if not isinstance(x, Tile) or len(x.shape) not in (2, 3):
-            raise CompileError(f"tl.dot takes tiles of 2 or 3 axes, and this is {described(x)}")
+            refuse(f"tl.dot takes tiles of 2 or 3 axes, and this is {described(x)}")
     a, b, K = input.dtype, other.dtype, input.shape[-1]
     if a is not b and not (a.is_fp8() and b.is_fp8()):
-        raise CompileError(f"tl.dot of {a} and {b}: both operands need one type; convert with .to")
+        refuse(f"tl.dot of {a} and {b}: both operands need one type; convert with .to")
     if a.kind < 2 and a is not dtypes.int8 or out_dtype is bfloat16:
-        raise CompileError(f"tl.dot of {a} to {out_dtype} is not defined")
+        refuse(f"tl.dot of {a} to {out_dtype} is not defined")
     if other.shape[-2] != K or input.shape[:-2] != other.shape[:-2]:
-        raise CompileError(
-            f"shapes {list(input.shape)} and {list(other.shape)} cannot be multiplied"
-        )
+        refuse(f"shapes {list(input.shape)} and {list(other.shape)} cannot be multiplied")
     least = 32 if a.primitive_bitwidth == 8 else MIN_DOT
     if least > K:
-        raise CompileError(f"tl.dot sums over K = {K}; with {a} K has to be at least {least}")
+        refuse(f"tl.dot sums over K = {K}; with {a} K has to be at least {least}")
     kind = {dtypes.int8: int32, float64: float64, bfloat16: float32, float32: float32}.get(
         a, out_dtype
     )
@@ -423,9 +419,7 @@ def dot(
     product = np.matmul(*(dtypes.converted(x.a, x.dtype, wide) for x in (input, other)))
     if acc is not None:
         if acc.dtype is not kind or acc.shape != product.shape:
-            raise CompileError(
-                f"tl.dot makes {list(product.shape)} of {kind}, and acc is {described(acc)}"
-            )
+            refuse(f"tl.dot makes {list(product.shape)} of {kind}, and acc is {described(acc)}")
         product = product + acc.a
     return rounded(product, kind)
 
@@ -503,9 +497,9 @@ def nothing(*arguments: Any, **named: Any) -> None:
 
 def static_assert(cond: Any, msg: str = "") -> None:
     if isinstance(cond, Tile):
-        raise CompileError("static_assert needs what is known when the kernel is compiled")
+        refuse("static_assert needs what is known when the kernel is compiled")
     if not cond:
-        raise CompileError(f"static_assert failed{': ' if msg else ''}{msg}")
+        refuse(f"static_assert failed{': ' if msg else ''}{msg}")
 
 
 def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
@@ -516,7 +510,7 @@ def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
 
 def device_print(prefix: str, *args: Any, hex: bool = False) -> None:  # noqa: A002
     if not isinstance(prefix, str):
-        raise CompileError("the first argument of a print is a text")
+        refuse("the first argument of a print is a text")
     if not here.dry:
         values = [x.a if isinstance(x, Tile) else x for x in args]
         print(f"program {here.program.ids}: {prefix}", *values)  # noqa: T201

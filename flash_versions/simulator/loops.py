@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flash_versions.simulator.dtypes import dtype, int32
-from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
     Pointer,
@@ -29,7 +29,7 @@ class static_range:  # noqa: N801
     def __init__(self, *bounds: Any) -> None:
         for x in bounds:
             if not isinstance(x, int):
-                raise CompileError(
+                refuse(
                     f"static_range needs what is known when the kernel is compiled, and this is "
                     f"{described(x)}"
                 )
@@ -46,9 +46,7 @@ class RunTimeRange:
         numbers = [to_tensor(x) for x in bounds]
         for x in numbers:
             if not isinstance(x, Tile) or x.dtype.kind == 2 or x.shape:
-                raise CompileError(
-                    f"a loop goes from and to whole numbers, and this is {described(x)}"
-                )
+                refuse(f"a loop goes from and to whole numbers, and this is {described(x)}")
         kinds = (x.dtype for x in numbers)
         self.kind = functools.reduce(promoted_integer, kinds, int32)
         self.range = range(*(int(x.a) for x in numbers))
@@ -84,13 +82,13 @@ def test(condition: Any) -> bool:
     """Whether an `if` or a `while` goes on."""
     if isinstance(condition, Tile):
         if condition.shape:
-            raise CompileError(
+            refuse(
                 f"a condition is one number, and this is {described(condition)}; reduce it, or use "
                 "tl.where"
             )
         return bool(condition.a)
     if condition is not None and not isinstance(condition, bool | int | Pointer):
-        raise CompileError(f"a condition is true or false, and this is {described(condition)}")
+        refuse(f"a condition is true or false, and this is {described(condition)}")
     return bool(condition)
 
 
@@ -162,15 +160,13 @@ class Ways(Block):
         types = {x: type_of(bound[x]) for x in self.names if x in bound}
         for name, old in self.before.items():
             if bound.get(name) is not old and types.get(name) != type_of(old):
-                raise CompileError(
+                refuse(
                     f"{name} changes its type or shape in one branch of an `if`, from "
                     f"{type_of(old)} to {types.get(name)}; convert it with .to"
                 )
         for name, other in (self.other or {}).items():
             if name not in self.before and types.get(name, other) != other:
-                raise CompileError(
-                    f"{name} is {types[name]} in one branch of an `if` and {other} in the other"
-                )
+                refuse(f"{name} is {types[name]} in one branch of an `if` and {other} in the other")
         if self.is_dry:
             self.other = types
 
@@ -189,7 +185,7 @@ def either(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) 
         elif ways.at_run_time and here.may_be_dry:
             value = to_tensor(value)
             if type_of(other) != type_of(value):
-                raise CompileError(
+                refuse(
                     f"the values of this `if ... else` differ: {described(other)}, "
                     f"{described(value)}"
                 )
@@ -206,9 +202,7 @@ class Returns:
         """Whether the function ends with this value: not in a branch that is only looked at."""
         kind = type_of(to_tensor(value) if type(value) in (bool, int, float) else value)
         if self.kind not in (None, kind):
-            raise CompileError(
-                f"the function returns {kind} here and {self.kind} in another branch"
-            )
+            refuse(f"the function returns {kind} here and {self.kind} in another branch")
         self.kind, self.value = kind, value
         return here.dry == self.dry
 
@@ -253,9 +247,7 @@ class Loop(Block):
 
     def __init__(self, steps: Any, site: LoopSite, bound: dict[str, Any] | None) -> None:
         if steps is not None and not isinstance(steps, RunTimeRange | static_range):
-            raise CompileError(
-                "a loop goes over range, tl.range or tl.static_range, and nothing else"
-            )
+            refuse("a loop goes over range, tl.range or tl.static_range, and nothing else")
         self.site, self.count = site, 0
         self.steps: Any = steps
         self.checking, self.is_dry, self.most = bound is not None, False, MOST_STEPS
@@ -272,7 +264,7 @@ class Loop(Block):
             return
         number = len(self.steps.range)
         if number > self.most:
-            raise CompileError(f"this loop has {number} steps; {self.most} are simulated")
+            refuse(f"this loop has {number} steps; {self.most} are simulated")
         if number < 2 and self.checking:
             here.unsure[0] = True
         if number and not here.dry:
@@ -289,7 +281,7 @@ class Loop(Block):
         holds = test(condition)
         self.count += 1
         if self.count > self.most:
-            raise CompileError(f"this loop does not end within {self.most} steps")
+            refuse(f"this loop does not end within {self.most} steps")
         if self.is_dry:
             self.set_dry(False)
             return False
@@ -307,7 +299,7 @@ class Loop(Block):
             self.checking = False
             for name, source in self.site.copies.items():
                 if name in self.still and bound[name] is not self.still[name]:
-                    raise CompileError(
+                    refuse(
                         f"{self.site.at(name)}{name} = {source} also comes before the loop of "
                         f"line {self.site.line}, so Triton would keep that value of {name} in all "
                         f"steps; give {name} a value of its own there, such as {source} + 0"
@@ -322,12 +314,12 @@ class Loop(Block):
                 continue
             a, b = type_of(old), type_of(new)
             if str(a).startswith("the constant"):
-                raise CompileError(
+                refuse(
                     f"{self.site.at(name)}{name} is a compile-time constant and changes in the "
                     f"loop of line {self.site.line}; give another name its value before the loop"
                 )
             if a != b:
-                raise CompileError(
+                refuse(
                     f"{self.site.at(name)}{name} changes its type or shape in the loop of line "
                     f"{self.site.line}, from {a} to {b}; give it the type {b} before the loop, or "
                     "convert it with .to in the loop"

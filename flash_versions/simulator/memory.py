@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from flash_versions.simulator.dtypes import OF_TORCH, decode, dtype, encode, float16, int1, int64
-from flash_versions.simulator.errors import AccessError, CompileError
+from flash_versions.simulator.errors import AccessError, refuse
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
     Pointer,
@@ -75,21 +75,21 @@ def pointer_to(tensor: torch.Tensor, name: str, memory: Callable = Memory) -> Po
     """What a kernel gets for a tensor that is its parameter `name`."""
     kind = OF_TORCH.get(tensor.dtype)
     if kind is None:
-        raise CompileError(f"{name} is a tensor of {tensor.dtype}, which kernels cannot take")
+        refuse(f"{name} is a tensor of {tensor.dtype}, which kernels cannot take")
     return Pointer(memory(tensor, kind, name), np.int64(tensor.storage_offset()), kind)
 
 
 def lanes(pointer: Any, mask: Any, what: str) -> tuple[Pointer, np.ndarray | None]:
     """The addresses of an access, and which of them count: None is all."""
     if not isinstance(pointer, Pointer):
-        raise CompileError(f"a {what} needs a pointer, and this is {described(pointer)}")
+        refuse(f"a {what} needs a pointer, and this is {described(pointer)}")
     if mask is None or mask is True or (type(mask) is int and mask == 1):
         return pointer, None
     mask = to_tensor(mask)
     if mask.dtype.kind == 2:
-        raise CompileError(f"a mask is true or false, and this is {described(mask)}")
+        refuse(f"a mask is true or false, and this is {described(mask)}")
     if mask.shape and not pointer.shape:
-        raise CompileError(f"the mask is {described(mask)}, and the pointer is one address")
+        refuse(f"the mask is {described(mask)}, and the pointer is one address")
     check_broadcast(mask.shape, pointer.shape)
     valid = mask.a if mask.dtype is int1 else mask.a != 0
     if valid.shape != pointer.shape:
@@ -111,16 +111,14 @@ def load(
 ) -> Tile:
     """Elements of memory; of lanes without a mask, `other`."""
     if cache_modifier not in CACHE or eviction_policy not in EVICTION:
-        raise CompileError(f"Triton knows no cache {cache_modifier!r} and {eviction_policy!r}")
+        refuse(f"Triton knows no cache {cache_modifier!r} and {eviction_policy!r}")
     if isinstance(pointer, BlockPointer):
         if mask is not None or other is not None:
-            raise CompileError("a block is loaded without mask and other; see boundary_check")
+            refuse("a block is loaded without mask and other; see boundary_check")
         other = PADDING[padding_option]
         pointer, mask = pointer.lanes(pointer.offsets, boundary_check)
     if other is not None and mask is None:
-        raise CompileError(
-            "`other` is what lanes get where the mask is false, and there is no mask"
-        )
+        refuse("`other` is what lanes get where the mask is false, and there is no mask")
     pointer, valid = lanes(pointer, mask, "load")
     if other is not None:
         other = cast(other, pointer.element)
@@ -152,7 +150,7 @@ def store(
     pointer, valid = lanes(pointer, mask, "store")
     value = to_tensor(value)
     if value.shape and not pointer.shape:
-        raise CompileError(f"{described(value)} is stored at one address")
+        refuse(f"{described(value)} is stored at one address")
     check_broadcast(value.shape, pointer.shape)
     values = np.broadcast_to(cast(value, pointer.element).a, pointer.shape)
     if here.dry:
@@ -174,7 +172,7 @@ def atomic(combine: Callable[[Any, Any], Any], kinds: str = "iu") -> Callable[..
         if np.dtype(kind.np).kind not in kinds or (
             combine in (np.fmax, np.fmin) and kind is float16
         ):
-            raise CompileError(f"this atomic operation is not defined of {kind}")
+            refuse(f"this atomic operation is not defined of {kind}")
         values = np.broadcast_to(cast(val, kind).a, pointer.shape)
         before = np.zeros(pointer.shape, kind.np)
         if here.dry:
@@ -233,7 +231,7 @@ class Descriptor:
             checked: the axes along which that is asked; None is all.
         """
         if len(offsets) != len(self.block_shape):
-            raise CompileError(f"{len(offsets)} offsets of {len(self.block_shape)} axes")
+            refuse(f"{len(offsets)} offsets of {len(self.block_shape)} axes")
         address: Any = np.int64(0)
         inside = np.ones(self.block_shape, bool)
         for axis, (first, n) in enumerate(zip(offsets, self.block_shape)):
@@ -251,7 +249,7 @@ class Descriptor:
     def store(self, offsets: Sequence[Any], value: Any) -> None:
         """Store a tile; what lies outside of the tensor is left out."""
         if value.shape != self.block_shape:
-            raise CompileError(f"{described(value)} is stored to boxes of {list(self.block_shape)}")
+            refuse(f"{described(value)} is stored to boxes of {list(self.block_shape)}")
         pointer, inside = self.lanes(offsets)
         store(pointer, value, inside)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from flash_versions.simulator import source
 from flash_versions.simulator.dtypes import OF_NAME, dtype
-from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.gluon.language import Semantic
 from flash_versions.simulator.modules import Language, module_of
 from flash_versions.simulator.state import here
@@ -237,7 +237,7 @@ class Aggregate:
 
     def __init__(self, *values: Any, **named: Any) -> None:
         if len(values) + len(named) != len(self.fields):
-            raise CompileError(f"{type(self).__name__} has the fields {', '.join(self.fields)}")
+            refuse(f"{type(self).__name__} has the fields {', '.join(self.fields)}")
         vars(self).update(zip(self.fields, values))
         vars(self).update(named)
 

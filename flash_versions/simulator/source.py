@@ -15,7 +15,7 @@ import numpy as np
 
 from flash_versions.simulator import language
 from flash_versions.simulator.dtypes import int1
-from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.loops import Loop, LoopSite, Returns, Ways, at_run_time, either, test
 from flash_versions.simulator.values import Pointer, Tile, described, to_tensor
 
@@ -279,11 +279,6 @@ class Rewriter(ast.NodeTransformer):
 
 
 # ---------------------------------------------------------------------- what rewritten kernels call
-def refuse(what: str) -> None:
-    """Raise what the compiler would."""
-    raise CompileError(what)
-
-
 def assigned(x: Any) -> Any:
     """What a name is after an assignment: numbers become ones at run time."""
     if type(x) is Tile:
@@ -293,23 +288,21 @@ def assigned(x: Any) -> Any:
     if type(x) is tuple:
         return tuple(map(assigned, x))
     if isinstance(x, str):
-        raise CompileError(f"{x!r} needs a name that is annotated with tl.constexpr")
+        refuse(f"{x!r} needs a name that is annotated with tl.constexpr")
     return x
 
 
 def constant_of(x: Any, name: str) -> Any:
     """The value of a name that is annotated with tl.constexpr."""
     if isinstance(x, Tile | Pointer):
-        raise CompileError(f"{name} is tl.constexpr, and its value is known at run time only")
+        refuse(f"{name} is tl.constexpr, and its value is known at run time only")
     return x
 
 
 def truth(x: Tile) -> Tile:
     """An operand of `and`, `or` and `not`."""
     if x.dtype is not int1:
-        raise CompileError(
-            f"and, or, not need a comparison, and this is {described(x)}; write != 0"
-        )
+        refuse(f"and, or, not need a comparison, and this is {described(x)}; write != 0")
     return x
 
 
@@ -333,7 +326,7 @@ def value_of(x: Any) -> Any:
 def only_tuple(x: Any) -> Any:
     """The elements of a tuple, as a tuple."""
     if not isinstance(x, tuple | list):
-        raise CompileError("a list is made of a tuple's elements only")
+        refuse("a list is made of a tuple's elements only")
     return tuple(x)
 
 

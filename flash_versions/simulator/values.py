@@ -17,7 +17,7 @@ import numpy as np
 
 from flash_versions.simulator import dtypes
 from flash_versions.simulator.dtypes import bfloat16, dtype, float16, float32, float64, int1
-from flash_versions.simulator.errors import CompileError
+from flash_versions.simulator.errors import CompileError, refuse
 
 LARGEST = 1 << 20  # elements of a tile
 
@@ -47,7 +47,7 @@ def floor_divided(x: Any, y: Any) -> Tile:
             return Tile(x.a // kind.np(y), kind)
     a, b, kind = common(x, y, divides=True)
     if kind.kind == 2:
-        raise CompileError(f"// needs integers, and these are {kind}")
+        refuse(f"// needs integers, and these are {kind}")
     return rounded(truncated_division(a, b), kind)
 
 
@@ -102,7 +102,7 @@ def binary(symbol: str, compute: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
             return y + x
         a, b, kind = common(x, y)
         if kind.kind == 2 and symbol in "&|^<<>>":
-            raise CompileError(f"{symbol} needs integers, and one of these is {kind}")
+            refuse(f"{symbol} needs integers, and one of these is {kind}")
         if kind is int1 and symbol in "+-*":  # one bit, which wraps around
             return Tile((np.logical_and if symbol == "*" else np.logical_xor)(a, b), kind)
         return rounded(compute(a, b), kind)
@@ -130,7 +130,7 @@ def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = Fa
     """In another type, rounded to nearest even, or the same bits read as that type."""
     x = to_tensor(x)
     if "ptr" in kind.words:
-        raise CompileError("a cast to a pointer is not simulated; pass the tensor to the kernel")
+        refuse("a cast to a pointer is not simulated; pass the tensor to the kernel")
     if isinstance(x, Pointer):
         return x.to(kind)
     if x.dtype is kind:
@@ -139,7 +139,7 @@ def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = Fa
         made = dtypes.converted(x.a, x.dtype, kind)
         return Tile(toward_zero(made, x.a, kind) if fp_downcast_rounding == "rtz" else made, kind)
     if x.dtype.primitive_bitwidth != kind.primitive_bitwidth:
-        raise CompileError(f"{described(x)} has not as many bits as {kind}")
+        refuse(f"{described(x)} has not as many bits as {kind}")
     bits = dtypes.encode(x.a, x.dtype)
     return Tile(
         dtypes.decode(np.ascontiguousarray(bits).view(kind.stored).reshape(x.shape)[()], kind), kind
@@ -182,16 +182,16 @@ class Tile:
 
     def __bool__(self) -> bool:
         if self.a.size != 1:
-            raise CompileError("a tile has no truth; one number has: reduce it, or use tl.where")
+            refuse("a tile has no truth; one number has: reduce it, or use tl.where")
         return bool(self.a.item())
 
     def __index__(self) -> int:
         if self.dtype.kind == 2 or self.a.size != 1:
-            raise CompileError(f"{described(self)} is no whole number")
+            refuse(f"{described(self)} is no whole number")
         return int(self.a.item())
 
     def __int__(self) -> int:
-        raise CompileError("a number that is known at run time only is no Python number")
+        refuse("a number that is known at run time only is no Python number")
 
     __float__ = __iter__ = __len__ = __int__
 
@@ -199,14 +199,14 @@ class Tile:
         return self if self.dtype is int1 else Tile(-self.a, self.dtype)
 
     def __matmul__(self, other: Any) -> None:
-        raise CompileError("Triton has no @; tl.dot multiplies matrices")
+        refuse("Triton has no @; tl.dot multiplies matrices")
 
     def __pos__(self) -> Tile:
         return self
 
     def __invert__(self) -> Tile:
         if self.dtype.kind == 2:
-            raise CompileError(f"~ needs integers, and this is {described(self)}")
+            refuse(f"~ needs integers, and this is {described(self)}")
         return Tile(~self.a, self.dtype)
 
 
@@ -261,14 +261,12 @@ class Pointer:
     def __add__(self, offset: Any) -> Pointer:
         if type(offset) is Tile:
             if offset.dtype.kind == 2:
-                raise CompileError(
-                    f"an address needs whole numbers, and this is {described(offset)}"
-                )
+                refuse(f"an address needs whole numbers, and this is {described(offset)}")
             steps = offset.a.astype(np.int64)
         elif isinstance(offset, int):
             steps = np.int64(offset)
         else:
-            raise CompileError(f"{described(offset)} cannot be added to a pointer")
+            refuse(f"{described(offset)} cannot be added to a pointer")
         return Pointer(self.memory, self.offset + steps, self.element)
 
     __radd__ = __add__
@@ -284,21 +282,19 @@ class Pointer:
         if "ptr" in kind.words:
             return cast(Tile(np.int64(0), dtypes.int64), kind)
         if kind not in (dtypes.int64, dtypes.uint64):
-            raise CompileError(f"an address has 64 bits; {kind} cannot hold it")
+            refuse(f"an address has 64 bits; {kind} cannot hold it")
         address = self.memory.address + self.offset * self.element.itemsize
         return Tile(np.asarray(address).astype(kind.np)[()], kind)
 
     def __bool__(self) -> bool:
-        raise CompileError("a pointer has no truth; compare its address: p.to(tl.int64) != 0")
+        refuse("a pointer has no truth; compare its address: p.to(tl.int64) != 0")
 
 
 def expanded(a: Any, index: Any) -> Any:
     """a[index] with an index of None and `:` only: a tile's elements have no numbers."""
     for one in index if isinstance(index, tuple) else (index,):
         if one is not None and one != slice(None):
-            raise CompileError(
-                "a tile can be indexed by None and `:` only; load a part of it, or reduce it"
-            )
+            refuse("a tile can be indexed by None and `:` only; load a part of it, or reduce it")
     return a[index]
 
 
@@ -324,15 +320,15 @@ def sizes_of(shape: tuple[Any, ...]) -> tuple[int, ...]:
     sizes = []
     for n in shape:
         if not isinstance(n, int | np.integer) or isinstance(n, bool):
-            raise CompileError(
+            refuse(
                 f"a size is {described(n)}; it has to be known when the kernel is compiled: a "
                 "parameter or a name that is annotated with tl.constexpr, or a literal"
             )
         if n < 1 or n & (n - 1):
-            raise CompileError(f"a size is {n}; Triton has tiles with powers of two only")
+            refuse(f"a size is {n}; Triton has tiles with powers of two only")
         sizes.append(int(n))
     if (numel := int(np.prod(sizes, dtype=np.int64))) > LARGEST:
-        raise CompileError(f"a tile of {numel} elements; Triton allows {LARGEST}")
+        refuse(f"a tile of {numel} elements; Triton allows {LARGEST}")
     return tuple(sizes)
 
 
@@ -344,7 +340,7 @@ def type_of_number(x: Any) -> dtype:
         for kind in (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64):
             if kind.lowest <= x <= kind.highest:
                 return kind
-        raise CompileError(f"{x} has more than 64 bits")
+        refuse(f"{x} has more than 64 bits")
     if isinstance(x, float):
         fits = x != x or x in (0.0, np.inf, -np.inf) or 2.0**-126 <= abs(x) <= 3.4028234663852886e38
         return float32 if fits else float64
@@ -397,9 +393,9 @@ def promoted(a: dtype, b: dtype, divides: bool) -> dtype:
     if a.is_fp8() and b.is_fp8():
         return a if a is b else float16
     if a.kind == 2 or b.kind == 2:
-        raise CompileError(f"{a} and {b} have no common type; convert one with .to")
+        refuse(f"{a} and {b} have no common type; convert one with .to")
     if divides and a.signed != b.signed:
-        raise CompileError(f"{a} and {b} differ in their sign; convert one with .to")
+        refuse(f"{a} and {b} differ in their sign; convert one with .to")
     return promoted_integer(a, b)
 
 
@@ -412,11 +408,9 @@ def beside(x: Any, kind: dtype, divides: bool) -> dtype:
         common = promoted(own, kind, divides)
     if common.kind < 2:
         if x < 0 and not common.signed:
-            raise CompileError(f"{x} beside an unsigned {common}; convert the tile with .to first")
+            refuse(f"{x} beside an unsigned {common}; convert the tile with .to first")
         if not common.lowest <= x <= common.highest:
-            raise CompileError(
-                f"{x} is out of the range of {common}; convert the tile with .to first"
-            )
+            refuse(f"{x} is out of the range of {common}; convert the tile with .to first")
     return common
 
 
@@ -427,9 +421,9 @@ def common(x: Any, y: Any, divides: bool = False) -> tuple[Any, Any, dtype]:
     else:
         for one in (x, y):
             if isinstance(one, Pointer):
-                raise CompileError("a pointer can only be added to, or compared as p.to(tl.int64)")
+                refuse("a pointer can only be added to, or compared as p.to(tl.int64)")
             if not isinstance(one, OPERANDS):
-                raise CompileError(f"{described(one)} is no number")
+                refuse(f"{described(one)} is no number")
         if type(x) is Tile:
             kind = beside(y, x.dtype, divides)
             y = constant(y, kind)
@@ -451,7 +445,7 @@ def check_broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     if a != b:
         for m, n in zip(reversed(a), reversed(b)):
             if m != n and m != 1 and n != 1:
-                raise CompileError(f"shapes {list(a)} and {list(b)} do not fit together")
+                refuse(f"shapes {list(a)} and {list(b)} do not fit together")
 
 
 def rounded(a: Any, kind: dtype) -> Tile:
