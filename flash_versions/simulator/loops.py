@@ -1,9 +1,8 @@
 """Loops and branches of a kernel as they run, with what the compiler compares in them."""
 
-import ast
 import functools
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,8 +127,7 @@ class Block:
         else:
             self.values = {x: bound[x] for x in self.names if x in bound and self.keeps(x)}
 
-    def compare(self, bound: dict[str, Any]) -> None:
-        """Refuse what the compiler would."""
+    compare: Callable[[dict[str, Any]], None]  # refuses what the compiler would
 
     def keeps(self, name: str) -> bool:
         """Whether a name that has been bound is known behind."""
@@ -207,31 +205,22 @@ class Returns:
         return here.dry == self.dry
 
 
-class LoopSite:
+class LoopSite(NamedTuple):
     """A loop in the text of a kernel.
 
     Attributes:
-        place: its function and line.
+        function, line: its place.
         lines: the names that its body assigns, and where.
         copies: of these, those that are plain copies of another name: Triton carries a name only if
             the first visit of the body gives it another value.
         names: these and the loop's index.
     """
 
-    def __init__(self, function: str, node: ast.For | ast.While) -> None:
-        self.function, self.line = function, node.lineno
-        index = [ast.unparse(node.target)] if isinstance(node, ast.For) else []
-        self.lines = {
-            x.id: x.lineno
-            for x in ast.walk(ast.Module(node.body, []))
-            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.id not in index
-        }
-        self.names = [*self.lines, *index]
-        self.copies = {
-            ast.unparse(x.targets[0]): x.value.id
-            for x in node.body
-            if isinstance(x, ast.Assign) and isinstance(x.value, ast.Name)
-        }
+    function: str
+    line: int
+    lines: dict[str, int]
+    copies: dict[str, str]
+    names: list[str]
 
     def at(self, name: str) -> str:
         """Where a name is assigned."""
@@ -250,9 +239,8 @@ class Loop(Block):
             refuse("a loop goes over range, tl.range or tl.static_range, and nothing else")
         self.site, self.count = site, 0
         self.steps: Any = steps
-        self.checking, self.is_dry, self.most = bound is not None, False, MOST_STEPS
-        if here.memory is not None:
-            self.most = MOST_WATCHED
+        self.checking, self.is_dry = bound is not None, False
+        self.most = MOST_STEPS if here.memory is None else MOST_WATCHED
         if bound is not None:
             super().__init__(site.names, bound)
             self.still: dict[str, Any] = {}

@@ -5,6 +5,8 @@ looked up anew in every launch, because in a notebook a helper may have been def
 modules become ours, jit functions become `Function`s, compile-time constants their values.
 """
 
+import __future__
+
 import ast
 import functools
 import inspect
@@ -111,7 +113,8 @@ class Function:
             scope, name = self.names.scope, self.__name__
             scope |= rewriter.sites
             itself = scope.get(name)  # for a function that calls itself
-            exec(compile(ast.fix_missing_locations(tree), self.file, "exec"), scope)
+            ast.fix_missing_locations(tree)
+            exec(compile(tree, self.file, "exec", __future__.annotations.compiler_flag), scope)
             run, scope[name] = scope[name], itself
             run.__defaults__ = self.fn.__defaults__ and tuple(map(rebound, self.fn.__defaults__))
             named = self.fn.__kwdefaults__

@@ -68,11 +68,12 @@ def has(node: ast.AST, kind: type) -> bool:
     return any(isinstance(x, kind) for x in ast.walk(node))
 
 
-def assigned_names(nodes: Iterable[ast.AST]) -> tuple[str, ...]:
-    """The names that statements bind."""
+def assigned_names(nodes: Iterable[ast.AST]) -> dict[str, int]:
+    """The names that statements bind, and in which lines."""
     walked = (x for node in nodes for x in ast.walk(node))
-    found = {x.id for x in walked if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-    return tuple(sorted(found))
+    return {
+        x.id: x.lineno for x in walked if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+    }
 
 
 def is_constexpr_text(annotation: Any) -> bool:
@@ -157,12 +158,9 @@ class Rewriter(ast.NodeTransformer):
         return new
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:  # noqa: N802, D102
-        node.decorator_list, node.returns = [], None
-        arguments = node.args
-        for one in (*arguments.args, *arguments.kwonlyargs, *arguments.posonlyargs):
-            one.annotation = None
-        arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-        arguments.kw_defaults = [x and ast.Constant(None) for x in arguments.kw_defaults]
+        arguments = node.args  # whose defaults the function gets once it is compiled
+        node.decorator_list, arguments.defaults = [], []
+        arguments.kw_defaults = [None] * len(arguments.kwonlyargs)
         node.body = self.block(node.body)
         if self.checked:
             node.body = [*made("__returns = __Returns()"), *node.body]
@@ -170,13 +168,9 @@ class Rewriter(ast.NodeTransformer):
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Rewrite statements up to a return, behind which nothing is compiled."""
-        rewritten: list[ast.stmt] = []
-        for statement in body:
-            new = self.visit(statement)
-            rewritten += new if isinstance(new, list) else [new]
-            if isinstance(statement, ast.Return):
-                break
-        return rewritten
+        ends = [i for i, x in enumerate(body) if isinstance(x, ast.Return)]
+        holder = ast.Module(body[: ends[0] + 1] if ends else body, [])
+        return super().generic_visit(holder).body  # type: ignore[attr-defined]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:  # noqa: N802, D102
         value = ast.BinOp(ast.Name(ast.unparse(node.target), ast.Load()), node.op, node.value)
@@ -202,7 +196,7 @@ class Rewriter(ast.NodeTransformer):
         return made("if __returns.end(VALUE): return __returns.value", VALUE=value)
 
     def visit_If(self, node: ast.If) -> Any:  # noqa: N802, D102
-        test, names = self.visit(node.test), assigned_names((*node.body, *node.orelse))
+        test, names = self.visit(node.test), sorted(assigned_names((*node.body, *node.orelse)))
         node.body, node.orelse = self.block(node.body), self.block(node.orelse)
         if not self.checked:
             node.test = call("__test", test)
@@ -219,19 +213,25 @@ class Rewriter(ast.NodeTransformer):
     def visit_For(self, node: ast.For | ast.While) -> Any:  # noqa: N802
         """A loop; checked, its first steps are compared, and its own names end with each."""
         site, loop, static = self.name("site"), self.name("loop"), False
-        self.sites[site] = known = LoopSite(self.function.name, node)
-        steps: Any = ast.Constant(None)
+        lines, names, steps = assigned_names(node.body), assigned_names([node]), ast.Constant(None)
+        copies = {
+            ast.unparse(x.targets[0]): x.value.id
+            for x in node.body
+            if isinstance(x, ast.Assign) and isinstance(x.value, ast.Name)
+        }
         if isinstance(node, ast.While):
             node.test = call("__goes_on", ast.Name(loop, ast.Load()), self.visit(node.test))
         else:  # the compiler unrolls a static one
             static = "static_range" in ast.unparse(node.iter)
+            lines.pop(ast.unparse(node.target), None)
             steps, node.iter = self.visit(node.iter), ast.Name(loop, ast.Load())
+        self.sites[site] = LoopSite(self.function.name, node.lineno, lines, copies, [*names])
         self.loops += not static
         node.body = self.block(node.body)
         self.loops -= not static
         compared = self.checked and not static
         if compared:
-            node.body += left(loop, known.names)
+            node.body += left(loop, names)
         bound = "locals()" if compared else None
         return [*made(f"{loop} = __Loop(STEPS, {site}, {bound})", STEPS=steps), node]
 
@@ -313,16 +313,6 @@ def combined(x: Tile, y: Any, word: str) -> Any:
     return truth(x) & truth(y) if word == "and" else truth(x) | truth(y)
 
 
-def negated(x: Any) -> Any:
-    """not x."""
-    return ~truth(x) if isinstance(x, Tile) else not x
-
-
-def value_of(x: Any) -> Any:
-    """x.value: of a compile-time constant, itself."""
-    return getattr(x, "value", x) if not isinstance(x, int | float | str) else x
-
-
 def only_tuple(x: Any) -> Any:
     """The elements of a tuple, as a tuple."""
     if not isinstance(x, tuple | list):
@@ -332,8 +322,10 @@ def only_tuple(x: Any) -> Any:
 
 RUNTIME: dict[str, Any] = {
     "__refuse": refuse, "__assigned": assigned, "__constant": constant_of, "__test": test,
-    "__Ways": Ways, "__at_run_time": at_run_time, "__combined": combined, "__not": negated,
-    "__either": either, "__value": value_of, "__tuple": only_tuple, "__Returns": Returns,
+    "__Ways": Ways, "__at_run_time": at_run_time, "__combined": combined,
+    "__not": lambda x: ~truth(x) if isinstance(x, Tile) else not x,
+    "__either": either, "__tuple": only_tuple, "__Returns": Returns,
+    "__value": lambda x: getattr(x, "value", x),  # of a compile-time constant, itself
     "__Loop": Loop, "__goes_on": Loop.goes_on, "__assert": language.device_assert,
     "range": language.range, "print": language.device_print, "locals": locals,
     "max": language.builtin_extreme(builtins.max, language.maximum),
