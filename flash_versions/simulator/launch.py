@@ -130,10 +130,8 @@ checked: dict[Any, int] = {}
 
 def kind_of(x: Any) -> Any:
     """What the compiled code depends on."""
-    if isinstance(x, Tile):
+    if isinstance(x, Tile | Pointer):
         return x.dtype
-    if isinstance(x, Pointer):
-        return Pointer, x.element
     if isinstance(x, tuple):
         return type(x), *map(kind_of, x)
     if x is None or isinstance(x, bool | int | float | str | dtype | rebind.Function):

@@ -9,7 +9,6 @@ import __future__
 
 import ast
 import functools
-import inspect
 import itertools
 import textwrap
 import threading
@@ -87,7 +86,7 @@ class Function:
     def __init__(self, jit: Any) -> None:
         self.fn: types.FunctionType = jit.fn
         self.__name__, self.file = self.fn.__name__, self.fn.__code__.co_filename
-        self.lines = getattr(jit, "raw_src", None), getattr(jit, "starting_line_number", 0)
+        self.text, self.line = textwrap.dedent("".join(jit.raw_src)), jit.starting_line_number
         self.names = Names(self.fn, dict(source.RUNTIME))
         self.made: dict[bool, Callable] = {}  # what runs, by whether it is checked
 
@@ -104,11 +103,8 @@ class Function:
         """The function that runs, which compares types if it is to be checked."""
         with parsing:
             files.add(self.file)
-            lines, first = self.lines
-            if lines is None:
-                lines, first = inspect.getsourcelines(self.fn)
-            tree: Any = ast.parse(textwrap.dedent("".join(lines)))
-            rewriter = source.Rewriter(ast.increment_lineno(tree, first - 1).body[0], checked)
+            tree: Any = ast.increment_lineno(ast.parse(self.text), self.line - 1)
+            rewriter = source.Rewriter(tree.body[0], checked)
             tree.body = [rewriter.visit(rewriter.function)]
             scope, name = self.names.scope, self.__name__
             scope |= rewriter.sites

@@ -22,15 +22,6 @@ from flash_versions.simulator.errors import CompileError, refuse
 LARGEST = 1 << 20  # elements of a tile
 
 
-def truncated_division(a: Any, b: Any) -> Any:
-    """Of integers, as in C: rounded towards 0."""
-    quotient = np.floor_divide(a, b)
-    if quotient.dtype.kind == "u" or (np.min(a) >= 0 and np.min(b) > 0):
-        return quotient
-    inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
-    return quotient + inexact.astype(quotient.dtype)
-
-
 def divided(x: Any, y: Any) -> Tile:
     """x / y; integers become fp32."""
     a, b, kind = common(x, y, divides=True)
@@ -48,7 +39,11 @@ def floor_divided(x: Any, y: Any) -> Tile:
     a, b, kind = common(x, y, divides=True)
     if kind.kind == 2:
         refuse(f"// needs integers, and these are {kind}")
-    return rounded(truncated_division(a, b), kind)
+    quotient = np.floor_divide(a, b)
+    if kind.signed and (np.min(a) < 0 or np.min(b) <= 0):
+        inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+        quotient = quotient + inexact.astype(quotient.dtype)
+    return rounded(quotient, kind)
 
 
 def remainder(x: Any, y: Any) -> Tile:
