@@ -20,6 +20,7 @@ from flash_versions.simulator.values import (
     Tile,
     cast,
     check_broadcast,
+    check_known,
     check_shape,
     common,
     constant,
@@ -51,11 +52,7 @@ def sizes(shape: tuple) -> Sequence[Any]:
 
 def arange(start: int, end: int, layout: Any = None) -> Tile:
     for one in (start, end):
-        if not isinstance(one, int):
-            refuse(
-                f"tl.arange needs numbers that are known when the kernel is compiled, and this is "
-                f"{described(one)}; annotate it with tl.constexpr"
-            )
+        check_known(one, "a bound of tl.arange")
     if end <= start:
         refuse(f"tl.arange({start}, {end}) is empty")
     check_shape((end - start,))
@@ -133,8 +130,6 @@ def join(a: Any, b: Any) -> Any:
     a, b = broadcast(to_tensor(a), to_tensor(b)) if a.shape or b.shape else (a, b)
     if a.dtype is not b.dtype:
         refuse(f"{described(a)} and {described(b)} differ in their type")
-    if isinstance(a, Pointer):
-        return Pointer(a.memory, np.stack((a.offset, b.offset), -1), a.element)
     return Tile(np.stack((a.a, b.a), -1), a.dtype)
 
 

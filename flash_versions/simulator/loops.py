@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flash_versions.simulator.dtypes import dtype, int32
+from flash_versions.simulator.dtypes import int32
 from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.state import here
 from flash_versions.simulator.values import (
     Pointer,
     Tile,
-    TileType,
+    check_known,
     described,
     promoted_integer,
     to_tensor,
@@ -27,15 +27,8 @@ class static_range:  # noqa: N801
 
     def __init__(self, *bounds: Any) -> None:
         for x in bounds:
-            if not isinstance(x, int):
-                refuse(
-                    f"static_range needs what is known when the kernel is compiled, and this is "
-                    f"{described(x)}"
-                )
+            check_known(x, "a bound of static_range")
         self.range = range(*bounds)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.range)
 
 
 class RunTimeRange:
@@ -50,26 +43,13 @@ class RunTimeRange:
         self.kind = functools.reduce(promoted_integer, kinds, int32)
         self.range = range(*(int(x.a) for x in numbers))
 
-    def __iter__(self) -> Iterator[Tile]:
-        number, kind = self.kind.np, self.kind
-        for i in self.range:
-            yield Tile(number(i), kind)
-
-
-@functools.cache
-def name_of_type(kind: dtype, shape: tuple[int, ...]) -> str:
-    """A tile's type, as Triton prints it."""
-    return f"{TileType(kind, shape)!r}"
-
 
 def type_of(x: Any) -> Any:
     """What must stay the same of a value that a loop carries from step to step."""
-    if isinstance(x, Tile):
-        return name_of_type(x.dtype, x.shape)
+    if isinstance(x, Tile | Pointer):
+        return f"{x.type!r}"
     if isinstance(x, tuple):
         return tuple(map(type_of, x))
-    if isinstance(x, Pointer):
-        return f"{x.type!r}"
     if fields := getattr(x, "fields", None):
         return type(x).__name__, *(type_of(getattr(x, name)) for name in fields)
     if isinstance(x, int | float | bool | np.generic):
@@ -89,11 +69,6 @@ def test(condition: Any) -> bool:
     if condition is not None and not isinstance(condition, bool | int | Pointer):
         refuse(f"a condition is true or false, and this is {described(condition)}")
     return bool(condition)
-
-
-def at_run_time(x: Any) -> bool:
-    """Whether a value is known at run time only."""
-    return type(x) is Tile
 
 
 class Block:
@@ -141,7 +116,7 @@ class Ways(Block):
 
     def __init__(self, condition: Any, names: tuple[str, ...], bound: dict[str, Any]) -> None:
         super().__init__(names, bound)
-        self.taken, self.at_run_time = test(condition), at_run_time(condition)
+        self.taken, self.at_run_time = test(condition), type(condition) is Tile
         self.other: dict[str, Any] | None = None  # the types of what the way not taken binds
 
     def __iter__(self) -> Iterator[bool]:
@@ -247,21 +222,20 @@ class Loop(Block):
             self.seen = 0
 
     def __iter__(self) -> Iterator[Any]:
+        indices: range = self.steps.range
         if isinstance(self.steps, static_range):
-            yield from self.steps
+            yield from indices
             return
-        number = len(self.steps.range)
-        if number > self.most:
-            refuse(f"this loop has {number} steps; {self.most} are simulated")
-        if number < 2 and self.checking:
+        if len(indices) > self.most:
+            refuse(f"this loop has {len(indices)} steps; {self.most} are simulated")
+        if len(indices) < 2 and self.checking:
             here.unsure[0] = True
-        if number and not here.dry:
-            yield from self.steps
-        elif here.dry:
-            yield Tile(self.steps.kind.np(0), self.steps.kind)
-        elif self.checking and here.may_be_dry:
+        if not indices and not here.dry and self.checking and here.may_be_dry:
             self.set_dry(True)
-            yield Tile(self.steps.kind.np(0), self.steps.kind)
+        kind = self.steps.kind
+        for i in range(1) if here.dry else indices:
+            yield Tile(kind.np(i), kind)
+        if self.is_dry:
             self.set_dry(False)
 
     def goes_on(self, condition: Any) -> bool:

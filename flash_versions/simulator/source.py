@@ -16,7 +16,7 @@ import numpy as np
 from flash_versions.simulator import language
 from flash_versions.simulator.dtypes import int1
 from flash_versions.simulator.errors import refuse
-from flash_versions.simulator.loops import Loop, LoopSite, Returns, Ways, at_run_time, either, test
+from flash_versions.simulator.loops import Loop, LoopSite, Returns, Ways, either, test
 from flash_versions.simulator.values import Pointer, Tile, described, to_tensor
 
 ALLOWED = "len", "list", "float", "int", "isinstance", "getattr"
@@ -322,7 +322,7 @@ def only_tuple(x: Any) -> Any:
 
 RUNTIME: dict[str, Any] = {
     "__refuse": refuse, "__assigned": assigned, "__constant": constant_of, "__test": test,
-    "__Ways": Ways, "__at_run_time": at_run_time, "__combined": combined,
+    "__Ways": Ways, "__at_run_time": lambda x: type(x) is Tile, "__combined": combined,
     "__not": lambda x: ~truth(x) if isinstance(x, Tile) else not x,
     "__either": either, "__tuple": only_tuple, "__Returns": Returns,
     "__value": lambda x: getattr(x, "value", x),  # of a compile-time constant, itself

@@ -300,6 +300,15 @@ def described(x: Any) -> str:
     return f"{x!r}"
 
 
+def check_known(n: Any, what: str) -> None:
+    """Refuse what is no whole number that the compiler knows."""
+    if not isinstance(n, int | np.integer) or isinstance(n, bool):
+        refuse(
+            f"{what} is {described(n)}; it has to be known when the kernel is compiled: a "
+            "parameter or a name that is annotated with tl.constexpr, or a literal"
+        )
+
+
 def check_shape(shape: Any) -> tuple[int, ...]:
     """A shape of compile-time powers of two, given as it is or as one length.
 
@@ -314,11 +323,7 @@ def sizes_of(shape: tuple[Any, ...]) -> tuple[int, ...]:
     """See `check_shape`."""
     sizes = []
     for n in shape:
-        if not isinstance(n, int | np.integer) or isinstance(n, bool):
-            refuse(
-                f"a size is {described(n)}; it has to be known when the kernel is compiled: a "
-                "parameter or a name that is annotated with tl.constexpr, or a literal"
-            )
+        check_known(n, "a size")
         if n < 1 or n & (n - 1):
             refuse(f"a size is {n}; Triton has tiles with powers of two only")
         sizes.append(int(n))
