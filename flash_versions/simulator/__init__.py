@@ -5,7 +5,7 @@ one process. The kernels are those that a GPU runs, and nothing of Triton is cha
 launch with tensors on the CPU does. How a launch is computed:
 
     launch     which launches are simulated; the programs of a grid, one after the other
-    rebind     a kernel's names: Triton's modules become `modules`, its functions run
+    rebind     a kernel's names: Triton's modules become ours, its functions run
     source     its text, as Triton's compiler would read it; loops: what that compares as it runs
     values     tiles and pointers; dtypes: types of numbers; language: triton.language
     memory     loads, stores, atomics, descriptors; checking: the same, watched

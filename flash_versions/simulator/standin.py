@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from flash_versions.simulator.launch import launch
-from flash_versions.simulator.modules import Language, module_of
+from flash_versions.simulator.rebind import Language, module_of
 
 PACKAGES = (__name__.partition(".")[0], "transformer")
 OPERATORS = (
