@@ -11,6 +11,7 @@ import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -79,13 +80,9 @@ class JITFunction:
     """A kernel, or a function for kernels."""
 
     def __init__(self, fn: Any, gluon: bool) -> None:
-        self.fn, self.gluon = fn, gluon
+        self.fn, self.is_gluon = fn, lambda: gluon
         self.__name__, self.__doc__, self.__module__ = fn.__name__, fn.__doc__, fn.__module__
         self.raw_src, self.starting_line_number = inspect.getsourcelines(fn)
-
-    def is_gluon(self) -> bool:
-        """Whether it is written in Gluon."""
-        return self.gluon
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *arguments, **named: self.run(*arguments, grid=grid, **named)
@@ -102,13 +99,9 @@ class JITFunction:
         )
 
 
-def decorator(gluon: bool) -> Callable[..., Any]:
-    """triton.jit or gluon.jit."""
-
-    def jit(fn: Any = None, **options: Any) -> Any:
-        return jit if fn is None else JITFunction(fn, gluon)
-
-    return jit
+def jit(fn: Any = None, gluon: bool = False, **options: Any) -> Any:
+    """triton.jit or gluon.jit, with options or without."""
+    return partial(jit, gluon=gluon) if fn is None else JITFunction(fn, gluon)
 
 
 def marked(name: str) -> Callable[[Any], Any]:
@@ -148,8 +141,8 @@ OUTSIDE: dict[str, Any] = {
     "JITFunction": JITFunction,
     "TensorDescriptor": TensorDescriptor,
     "TritonError": type("TritonError", (Exception,), {}),
-    "triton.jit": decorator(gluon=False),
-    "triton.experimental.gluon.jit": decorator(gluon=True),
+    "triton.jit": jit,
+    "triton.experimental.gluon.jit": partial(jit, gluon=True),
 }
 
 

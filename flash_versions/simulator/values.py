@@ -416,23 +416,19 @@ def beside(x: Any, kind: dtype, divides: bool) -> dtype:
 
 def common(x: Any, y: Any, divides: bool = False) -> tuple[Any, Any, dtype]:
     """The arrays of two operands in the type in which they are computed, and that type."""
-    if type(x) is Tile and type(y) is Tile:
-        kind = promoted(x.dtype, y.dtype, divides)
-    else:
+    if type(x) is not Tile or type(y) is not Tile:
         for one in (x, y):
             if isinstance(one, Pointer):
                 refuse("a pointer can only be added to, or compared as p.to(tl.int64)")
             if not isinstance(one, OPERANDS):
                 refuse(f"{described(one)} is no number")
         if type(x) is Tile:
-            kind = beside(y, x.dtype, divides)
-            y = constant(y, kind)
+            y = constant(y, beside(y, x.dtype, divides))
         elif type(y) is Tile:
-            kind = beside(x, y.dtype, divides)
-            x = constant(x, kind)
+            x = constant(x, beside(x, y.dtype, divides))
         else:
             x, y = to_tensor(x), to_tensor(y)
-            kind = promoted(x.dtype, y.dtype, divides)
+    kind = promoted(x.dtype, y.dtype, divides)
     a = x.a if x.dtype is kind else dtypes.converted(x.a, x.dtype, kind)
     b = y.a if y.dtype is kind else dtypes.converted(y.a, y.dtype, kind)
     if a.shape != b.shape:
