@@ -4,7 +4,7 @@ import builtins
 import functools
 import math as python_math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,11 +45,6 @@ def place(axis: Any, of_grid: bool) -> Tile:
     return Tile(np.int32(numbers[axis]), int32)
 
 
-def sizes(shape: tuple) -> Sequence[Any]:
-    """A shape that may come as one argument or as several."""
-    return shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-
-
 def arange(start: int, end: int, layout: Any = None) -> Tile:
     for one in (start, end):
         check_known(one, "a bound of tl.arange")
@@ -82,7 +77,7 @@ def moved(x: Any, change: Compute, *arguments: Any) -> Any:
 
 
 def broadcast_to(input: Any, *shape: Any) -> Any:
-    shape = check_shape(sizes(shape))
+    shape = check_shape(shape)
     check_broadcast(to_tensor(input).shape, shape)
     return moved(input, np.broadcast_to, shape)
 
@@ -94,14 +89,15 @@ def broadcast(input: Any, other: Any) -> tuple:
 
 
 def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> Any:
-    shape = check_shape(sizes(shape))
+    shape = check_shape(shape)
     if input.numel != python_math.prod(shape):
         refuse(f"{described(input)} has {input.numel} elements, and {list(shape)} has not")
     return moved(input, np.reshape, shape)
 
 
 def permute(input: Any, *dims: Any) -> Any:
-    dims, rank = tuple(int(i) for i in sizes(dims)), len(input.shape)
+    given = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
+    dims, rank = tuple(int(i) for i in given), len(input.shape)
     if sorted(d % builtins.max(1, rank) for d in dims) != [*range_(rank)]:
         refuse(f"{described(input)} has {rank} axes, and not those of {dims}")
     return moved(input, np.transpose, dims)

@@ -19,10 +19,7 @@ from flash_versions.simulator.launch import launch
 from flash_versions.simulator.rebind import Language, module_of
 
 PACKAGES = (__name__.partition(".")[0], "transformer")
-OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or",
-    "xor", "lt", "le", "gt", "ge", "eq", "ne",
-)  # fmt: skip
+OPERATORS = "add sub mul truediv floordiv mod pow lshift rshift and or xor lt le gt ge eq ne"
 
 
 class constexpr:  # noqa: N801
@@ -58,7 +55,7 @@ def _add_operator(name: str) -> None:
     setattr(constexpr, reflected, lambda a, b: constexpr(compute(_unwrapped(b), a.value)))
 
 
-for _name in OPERATORS:
+for _name in OPERATORS.split():
     _add_operator(f"__{_name}__")
 
 

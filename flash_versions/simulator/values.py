@@ -310,12 +310,13 @@ def check_known(n: Any, what: str) -> None:
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
-    """A shape of compile-time powers of two, given as it is or as one length.
+    """A shape of compile-time powers of two, given as one length, as several or as one sequence.
 
     Raises:
         CompileError: it has other lengths.
     """
-    return sizes_of((shape,) if isinstance(shape, int | Tile) else tuple(shape))
+    shape = (shape,) if isinstance(shape, int | Tile) else tuple(shape)
+    return sizes_of(tuple(shape[0]) if shape and isinstance(shape[0], tuple | list) else shape)
 
 
 @lru_cache(typed=True)
