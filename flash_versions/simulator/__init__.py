@@ -13,6 +13,8 @@ launch with tensors on the CPU does. How a launch is computed:
     standin    what can be imported as `triton` where it is not installed
 """
 
+from importlib.util import find_spec
+
 from flash_versions.simulator import launch as launching
 from flash_versions.simulator import standin
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
@@ -23,7 +25,7 @@ def install() -> None:
     """Let `kernel[grid](...)` simulate launches with tensors on the CPU; where triton is not
     installed, let kernels import what stands in for it. Calling it again changes nothing.
     """
-    if standin.is_needed():
+    if find_spec("triton") is None:
         standin.install()
     else:
         launching.install()

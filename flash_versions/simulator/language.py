@@ -3,7 +3,6 @@
 import builtins
 import functools
 import math as python_math
-import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -208,11 +207,6 @@ def umulhi(x: Any, y: Any) -> Tile:
         return Tile(high.astype(kind.np), kind)
     exact = np.asarray(a, np.uint64).astype(object) * np.asarray(b, np.uint64).astype(object) >> 64
     return Tile(np.asarray(exact).astype(np.uint64).astype(kind.np)[()], kind)
-
-
-def written_out(operation: Compute) -> Compute:
-    """An operator as a function."""
-    return lambda x, y, sanitize_overflow=True: operation(to_tensor(x), y)
 
 
 def larger(without_nan: Compute, with_nan: Compute) -> Callable[..., Tile]:
@@ -471,21 +465,7 @@ def randn4x(seed: Any, offset: Any, n_rounds: int = 10) -> tuple:
     return (*pair_uniform_to_normal(u1, u2), *pair_uniform_to_normal(u3, u4))
 
 
-def first_of(four: Callable[..., tuple]) -> Callable[..., Tile]:
-    """One number of four."""
-    return lambda seed, offset, n_rounds=10: four(seed, offset, n_rounds)[0]
-
-
 # ------------------------------------------------------------------------ what the compiler is told
-def unchanged(input: Any, *values: Any) -> Any:
-    """What only tells the compiler something."""
-    return input
-
-
-def nothing(*arguments: Any, **named: Any) -> None:
-    """What only the compiler or the hardware does something about."""
-
-
 def static_assert(cond: Any, msg: str = "") -> None:
     if isinstance(cond, Tile):
         refuse("static_assert needs what is known when the kernel is compiled")
@@ -534,11 +514,12 @@ FUNCTIONS: dict[str, Any] = {
     **{name: globals()[name] for name in NAMES.split()},
     **{name: getattr(memory, name) for name in OF_MEMORY.split()},
     **dtypes.NAMED,
-    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), unchanged),
-    **dict.fromkeys(("debug_barrier", "assume"), nothing),
-    "add": written_out(operator.add),
-    "sub": written_out(operator.sub),
-    "mul": written_out(operator.mul),
+    # These only tell the compiler something, or the hardware.
+    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), lambda x, *values: x),
+    **dict.fromkeys(("debug_barrier", "assume"), lambda *values, **options: None),
+    "add": lambda x, y, sanitize_overflow=True: to_tensor(x) + y,
+    "sub": lambda x, y, sanitize_overflow=True: to_tensor(x) - y,
+    "mul": lambda x, y, sanitize_overflow=True: to_tensor(x) * y,
     "argmax": index_of(np.argmax),
     "argmin": index_of(np.argmin),
     "cdiv": lambda x, div: (x + (div - 1)) // div,
@@ -557,9 +538,9 @@ FUNCTIONS: dict[str, Any] = {
     "num_programs": lambda axis: place(axis, of_grid=True),
     "pointer_type": pointer_type,
     "program_id": lambda axis: place(axis, of_grid=False),
-    "rand": first_of(rand4x),
-    "randint": first_of(randint4x),
-    "randn": first_of(randn4x),
+    "rand": lambda seed, offset, n_rounds=10: rand4x(seed, offset, n_rounds)[0],
+    "randint": lambda seed, offset, n_rounds=10: randint4x(seed, offset, n_rounds)[0],
+    "randn": lambda seed, offset, n_rounds=10: randn4x(seed, offset, n_rounds)[0],
     "ravel": lambda x, can_reorder=False: reshape(x, (x.numel,)),
     "reduce_or": of_bits(np.bitwise_or.reduce),
     "rint": elementwise(np.rint),

@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from flash_versions.simulator.launch import launch
@@ -193,8 +192,3 @@ def install() -> None:
         return Host(name if fromlist else "triton")
 
     builtins.__import__ = import_module
-
-
-def is_needed() -> bool:
-    """Whether triton is not installed."""
-    return find_spec("triton") is None
