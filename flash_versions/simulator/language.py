@@ -510,12 +510,12 @@ OF_MEMORY = """
     advance atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
     load make_block_ptr make_tensor_descriptor store
 """
+HINTS = "multiple_of max_contiguous max_constancy"  # to the compiler
 FUNCTIONS: dict[str, Any] = {
     **{name: globals()[name] for name in NAMES.split()},
     **{name: getattr(memory, name) for name in OF_MEMORY.split()},
     **dtypes.NAMED,
-    # These only tell the compiler something, or the hardware.
-    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), lambda x, *values: x),
+    **dict.fromkeys(HINTS.split(), lambda input, values: input),
     **dict.fromkeys(("debug_barrier", "assume"), lambda *values, **options: None),
     "add": lambda x, y, sanitize_overflow=True: to_tensor(x) + y,
     "sub": lambda x, y, sanitize_overflow=True: to_tensor(x) - y,

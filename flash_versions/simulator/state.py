@@ -32,7 +32,7 @@ class Here(threading.local):
     trusts: bool = False  # whether no program is checked
     may_be_dry: bool = False  # whether then what is not run is looked at, too
     unsure = [False]  # whether a loop had too few steps to be checked; of all threads
-    dry: int = 0  # how many loops and ways around are only looked at: zeros are read, none stored
+    dry: int = 0  # how many steps and branches around are only looked at: none loads or stores
 
 
 here = Here()
