@@ -31,11 +31,4 @@ def install() -> None:
         launching.install()
 
 
-__all__ = [
-    "AccessError",
-    "CompileError",
-    "Deadlock",
-    "install",
-    "launch",
-    "say",
-]
+__all__ = ["AccessError", "CompileError", "Deadlock", "install", "launch", "say"]

@@ -177,14 +177,9 @@ def begin_launch() -> None:
     launch_number = next(launches)
 
 
-def is_jit(x: Any) -> bool:
-    """Whether a value is a function that was decorated with triton.jit or gluon.jit."""
-    return isinstance(getattr(x, "fn", None), types.FunctionType) and not is_constexpr_function(x)
-
-
-def is_constexpr_function(x: Any) -> bool:
-    """Whether a value is a function that runs when a kernel is compiled."""
-    return type(x).__name__ == "ConstexprFunction"
+def is_decorated(x: Any) -> bool:
+    """Whether a value is a function that Triton has made something for kernels of."""
+    return isinstance(getattr(x, "fn", None), types.FunctionType)
 
 
 def is_readable(x: Any) -> bool:
@@ -229,10 +224,8 @@ def made_of(x: Any) -> Any:
         return rebound(x.value)
     if home.startswith("triton.") and (isinstance(x, type) or callable(x)):
         return vars(module_of(home)).get(x.__name__, x)
-    if is_jit(x):
-        return Function(x)
-    if is_constexpr_function(x):
-        return on_host(x.fn)
+    if is_decorated(x):
+        return on_host(x.fn) if kind == "ConstexprFunction" else Function(x)
     if kind in ("dtype", "void") and type(x).__module__.startswith("triton."):
         return OF_NAME[x.name]
     if isinstance(x, type) and getattr(x, "__triton_aggregate__", False):
@@ -290,7 +283,7 @@ def aggregate_of(cls: type) -> type:
     methods = {
         name: rebound(x)
         for name, x in vars(cls).items()
-        if not name.startswith("__") and (is_jit(x) or is_constexpr_function(x))
+        if not name.startswith("__") and is_decorated(x)
     }
     begin = vars(written).get("__init__")
     if begin is not None and "<locals>" not in begin.__qualname__.rpartition(written.__name__)[0]:
