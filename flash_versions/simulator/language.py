@@ -140,8 +140,6 @@ def interleave(a: Any, b: Any) -> Any:
 
 
 def cat(input: Tile, other: Tile, can_reorder: bool = False, dim: int = 0) -> Tile:
-    if not can_reorder and dim is None:
-        refuse("tl.cat needs can_reorder=True")
     return Tile(np.concatenate((input.a, other.a), dim), input.dtype)
 
 

@@ -16,6 +16,8 @@ from flash_versions.simulator import rebind
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
 from flash_versions.simulator.floats import as_on_a_gpu
+from flash_versions.simulator.gluon.machine import run_grid
+from flash_versions.simulator.gluon.tma import descriptor
 from flash_versions.simulator.memory import Descriptor, Memory, pointer_to
 from flash_versions.simulator.rebind import rebound
 from flash_versions.simulator.source import assigned, is_constexpr_text
@@ -43,8 +45,6 @@ def argument(x: Any, name: str, memory: Callable) -> Any:
         return pointer_to(x, name, memory)
     if type(x).__name__ == "TensorDescriptor":
         if getattr(x, "layout", None) is not None:  # of Gluon
-            from flash_versions.simulator.gluon.tma import descriptor
-
             return descriptor(x.base, x.shape, x.strides, x.block_shape, x.layout)
         base = pointer_to(x.base, name, memory)
         return Descriptor(base, x.shape, x.strides, x.block_shape, x.padding)
@@ -97,8 +97,6 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
     try:
         with as_on_a_gpu():
             if getattr(kernel, "is_gluon", bool)():
-                from flash_versions.simulator.gluon.machine import run_grid
-
                 run_grid(run, sizes, (), warps)
             else:
                 here.may_be_dry = here.checking
