@@ -1,6 +1,7 @@
 """Is a learner's kernel right, and if not, why? For puzzles and for `mine`.
 
 A function that launches kernels is called in the simulator, which watches what they load and store
-(`observe`). A result that is wrong is held against what common mistakes give (`mutants`), and what
-Triton's compiler says of the kernel is its last word (`compiler`).
+(`observe`). Its results are held against an oracle, and what is wrong is described (`case`). Lines
+of a right file are tried in the place of the learner's (`repairs`). Triton's compiler has the last
+word (`compiler`).
 """

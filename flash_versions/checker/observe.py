@@ -17,14 +17,14 @@ class Fault(Exception):
     """What is wrong, in a sentence."""
 
 
-class KernelsOnly(TorchFunctionMode):
-    """Inside, the code of a file may allocate with PyTorch and not compute with it.
+class HostCode(TorchFunctionMode):
+    """Inside, what PyTorch allocates is NaN: what no kernel stores is then not right by chance.
 
     Args:
-        file: whose calls are looked at; those of Triton and of the check are not.
+        file: may allocate with PyTorch and not compute with it; None: everything may.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str | None) -> None:
         super().__init__()
         self.file = file
 
@@ -35,7 +35,10 @@ class KernelsOnly(TorchFunctionMode):
             raise Fault(
                 f"line {caller.f_lineno}: `{name}` of PyTorch is called; the kernel has to compute"
             )
-        return func(*args, **kwargs or {})
+        result = func(*args, **kwargs or {})
+        if name in ALLOCATE and result.device.type == "cpu" and result.is_floating_point():
+            result.fill_(float("nan"))
+        return result
 
 
 def copied(x: Any) -> Any:
@@ -48,13 +51,14 @@ def copied(x: Any) -> Any:
 
 
 def called(
-    function: Callable[..., Any], inputs: dict[str, Any], file: str, **options: Any
+    function: Callable[..., Any], inputs: dict[str, Any], file: str, computes: bool, **options: Any
 ) -> tuple[Any, Watch]:
     """The results of a function of a file, and what its kernels did.
 
     Args:
         function: allocates its results with `torch.empty` or the like.
         inputs: by name; their tensors are copied.
+        computes: whether the file may compute with PyTorch.
         options: of `Watch`.
 
     Raises:
@@ -63,12 +67,18 @@ def called(
     given = {name: copied(x) for name, x in inputs.items()}
     watch = Watch({name: x for name, x in given.items() if torch.is_tensor(x)}, **options)
     try:
-        with watch.watching(), KernelsOnly(file):
-            return function(*given.values()), watch
+        with watch.watching(), HostCode(None if computes else file):
+            results = function(*given.values())
     except Fault:
         raise
     except Exception as error:
         raise Fault(sentence_of(error, file)) from error
+    if not any(x.stores for x in watch.seen.values()) and not computes:
+        raise Fault("no kernel stores anything; is one launched?")
+    for name, x in watch.inputs.items():
+        if not torch.equal(x.nan_to_num(), inputs[name].nan_to_num()):
+            raise Fault(f"{name} was changed; inputs must stay as they are")
+    return results, watch
 
 
 def sentence_of(error: BaseException, file: str) -> str:

@@ -1,63 +1,51 @@
 """What wrong cases have in common and right ones have not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from flash_versions.mine.check import Outcome
+from flash_versions.mine.mistakes import BLOCKS
 
-BLOCKS = (16, 32, 64, 128)
 MOST = 0.25  # of the right cases may have the property
-Property = Callable[[Outcome], bool]
 
 
-def more_keys(n: int) -> Property:
-    """Whether a case has more than n keys."""
-    return lambda x: n < x.case.N
-
-
-def more_queries(n: int) -> Property:
-    """Whether a case has more than n queries."""
-    return lambda x: n < x.case.M
-
-
-def indivisible(n: int) -> Property:
-    """Whether n does not divide the number of keys."""
-    return lambda x: x.case.N % n > 0
-
-
-PROPERTIES: dict[str, Property] = {
-    "more queries than keys under a causal mask: queries that see no key": lambda x: (
-        x.case.causal and x.case.M > x.case.N
-    ),
-    "grouped heads": lambda x: x.case.heads != x.case.kv_heads,
-    "kv_lengths": lambda x: x.case.kv_lengths is not None,
-    "kv_starts": lambda x: x.case.kv_starts is not None,
-    "a causal mask with as many queries as keys": lambda x: x.case.causal and x.case.M == x.case.N,
-    "a causal mask": lambda x: x.case.causal,
-    "no causal mask": lambda x: not x.case.causal,
-    "more than one sequence": lambda x: x.case.batch > 1,
-    "a head_dim that is no power of two": lambda x: x.case.head_dim & (x.case.head_dim - 1) > 0,
-    "a 16-bit dtype": lambda x: x.dtype != torch.float32,
-    "float32": lambda x: x.dtype == torch.float32,
-    "a scale of their own": lambda x: "scale" in x.case.options,
-    **{f"more than {n} keys: several blocks of {n}": more_keys(n) for n in BLOCKS},
-    **{f"more than {n} queries: several blocks of {n}": more_queries(n) for n in BLOCKS},
-    **{f"a number of keys that {n} does not divide": indivisible(n) for n in BLOCKS},
-}
+def properties(outcome: Outcome) -> dict[str, bool]:
+    """What a case may have in common with others, and whether it is so."""
+    x = outcome.case
+    found = {
+        "more queries than keys under a causal mask: queries that see no key": (
+            x.causal and x.M > x.N
+        ),
+        "grouped heads": x.heads != x.kv_heads,
+        "kv_lengths": x.kv_lengths is not None,
+        "kv_starts": x.kv_starts is not None,
+        "a causal mask with as many queries as keys": x.causal and x.M == x.N,
+        "a causal mask": x.causal,
+        "no causal mask": not x.causal,
+        "more than one sequence": x.batch > 1,
+        "a head_dim that is no power of two": x.head_dim & (x.head_dim - 1) > 0,
+        "a 16-bit dtype": outcome.dtype != torch.float32,
+        "float32": outcome.dtype == torch.float32,
+        "a scale of their own": "scale" in x.options,
+    }
+    found |= {f"more than {n} keys: several blocks of {n}": n < x.N for n in BLOCKS}
+    found |= {f"more than {n} queries: several blocks of {n}": n < x.M for n in BLOCKS}
+    return found | {f"a number of keys that {n} does not divide": x.N % n > 0 for n in BLOCKS}
 
 
 def common_property(wrong: Sequence[Outcome], right: Sequence[Outcome]) -> str | None:
     """A sentence about the property that best tells wrong cases from right ones: all wrong ones
     have it, and few of the right ones. None if there is no such property.
     """
-    if not wrong or not right:
+    if not wrong:
         return None
-    best, fewest = None, len(right) * MOST
-    for words, has in PROPERTIES.items():
-        others = sum(map(has, right))
-        if all(map(has, wrong)) and others < fewest:
-            best, fewest = words, others
-    if best is None:
+    those, others = [properties(x) for x in wrong], [properties(x) for x in right]
+    shared = [words for words in those[0] if all(x[words] for x in those)]
+    count = {words: sum(x[words] for x in others) for words in shared}
+    best = min(shared, key=lambda words: count[words], default="")
+    if not best or count[best] >= len(right) * MOST:
         return None
-    return f"All {len(wrong)} wrong cases, and {fewest} of {len(right)} right ones, have {best}."
+    return (
+        f"All {len(wrong)} wrong cases, and {count[best]} of {len(right)} right ones, have {best}."
+    )

@@ -9,10 +9,10 @@ from flash_versions.bench.files import write
 
 
 class Progress(NamedTuple):
-    """Of all puzzles."""
+    """Of all puzzles: what is solved, in this order, and how many hints of each were shown."""
 
-    solved: list[str]  # names, in the order in which they were solved
-    hints: dict[str, int]  # how many hints were shown, by the puzzle's name
+    solved: list[str]
+    hints: dict[str, int]
 
 
 def file() -> Path:
@@ -22,11 +22,7 @@ def file() -> Path:
 
 
 def load() -> Progress:
-    """What was kept.
-
-    Raises:
-        ValueError: the file is no progress.
-    """
+    """What was kept; ValueError if the file is no progress."""
     if not file().exists():
         return Progress([], {})
     try:

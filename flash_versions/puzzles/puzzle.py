@@ -7,6 +7,7 @@ hints, and what check.py asks for. A learner's file is what is above CHECK witho
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,22 +25,24 @@ CHECK = "\n\n# ---- check ----\n"
 WRITTEN = re.compile(r"^( *)# write: (.*(?:\n\1# .*)*?)\n(?:.*\n)*?\1# end\n", re.MULTILINE)
 
 
+@dataclass(frozen=True)
 class Puzzle:
-    """What a learner sees of a puzzle.
-
-    Args:
-        number: from 1.
-        group: its folder.
-        name: of its file, and of the function that a learner completes.
+    """What a learner sees of a puzzle: the number from 1, the folder, the name of the file and of
+    the function that a learner completes.
     """
 
-    def __init__(self, number: int, group: str, name: str) -> None:
-        self.number, self.group, self.name = number, group, name
-        self.path = FOLDER / group / f"{name}.py"
+    number: int
+    group: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The puzzle's file."""
+        return FOLDER / self.group / f"{self.name}.py"
 
     @cached_property
     def text(self) -> str:
-        """The puzzle's file."""
+        """What the file says."""
         return self.path.read_text()
 
     @property
@@ -71,12 +74,8 @@ class Puzzle:
         return ()
 
 
-PUZZLES = {
-    name: Puzzle(number, group, name)
-    for number, (group, name) in enumerate(
-        ((group, name) for group, names in ORDER.items() for name in names), 1
-    )
-}
+NAMES = [(group, name) for group, names in ORDER.items() for name in names]
+PUZZLES = {name: Puzzle(number, group, name) for number, (group, name) in enumerate(NAMES, 1)}
 
 
 def find_puzzle(name: str) -> Puzzle:
