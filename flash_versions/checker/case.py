@@ -72,26 +72,25 @@ class Case:
         return results, watch
 
     def explained(
-        self, function: Function, file: str, solution: str | None, others: Sequence["Case"] = ()
+        self, function: Function, file: str, solution: str = "", others: Sequence["Case"] = ()
     ) -> list[str]:
         """What is wrong with the function of a file, in sentences; [] if nothing is.
 
         Args:
-            solution: a right file, lines of which may repair it; None if no repair is sought.
+            solution: the text of a right file, lines of which may repair it; if there is none, no
+                repair is sought.
             others: further cases, on which a repair has to be right.
         """
         try:
             self.check(function, file)
+        except Wrong as wrong:
+            said = self.described(wrong, function, file)
+            return said + self.repaired(file, solution, others, explains=True)
         except Fault as fault:
-            is_wrong = isinstance(fault, Wrong)
-            said = self.described(fault, function, file) if is_wrong else [str(fault)]
-            if solution:
-                said += self.left_out(function, file, solution) if is_wrong else []
-                said += self.repaired(file, solution, others, explains=is_wrong)
-            return said
+            return [str(fault), *self.repaired(file, solution, others, explains=False)]
         return []
 
-    def described(self, fault: Any, function: Function, file: str) -> list[str]:
+    def described(self, fault: Wrong, function: Function, file: str) -> list[str]:
         """Wrong results, what gives them, and where a NaN or an infinity comes from."""
         said, causes = [], list[str]()
         for name, accuracy in fault.accuracies.items():
@@ -136,27 +135,12 @@ class Case:
         name = next((f" = {x}" for x, c in self.factors.items() if abs(factor / c - 1) < 0.01), "")
         return f"; each is {factor:.4g}{name} times what it should be"
 
-    def left_out(self, function: Function, file: str, solution: str) -> list[str]:
-        """Which elements a right file loads and this one does not, in a sentence or in none."""
-        try:
-            right = self.call(self.load(solution), solution, notes_reads=True)[1]
-            own = self.call(function, file, notes_reads=True)[1]
-        except Fault:
-            return []
-        for name, x in right.inputs.items():
-            left = own.never("read", own.inputs[name]) & ~right.never("read", x)
-            if count := int(left.sum()):
-                return [
-                    f"{count} elements are left out, in {name}[{part_of(left)}]: no load has them"
-                ]
-        return []
-
     def repaired(
         self, file: str, solution: str, others: Sequence["Case"], explains: bool
     ) -> list[str]:
         """A change of a file after which it is right, in a sentence or in none."""
         end = process_time() + SECONDS
-        found = repairs(Path(file).read_text(), Path(solution).read_text(), explains)
+        found = repairs(Path(file).read_text(), solution, explains) if solution else ()
         with TemporaryDirectory() as folder:
             for number, (text, said) in enumerate(found):
                 changed = Path(folder, f"repair_{number}.py")

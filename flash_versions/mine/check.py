@@ -72,7 +72,7 @@ def find_faults(
     `searches`, lines of the file that `new` writes are tried in the place of the version's.
     """
     call = Call(request, version.backward is not fa2_backward.backward, of_lse)
-    solution = str(START) if searches else None
+    solution = START.read_text() if searches else ""
     return call.explained(call.run_by(version), version.source, solution)
 
 
@@ -139,27 +139,21 @@ class Call(Case):
     def check(self, function: Function, file: str) -> tuple[Results, Watch]:
         """See `Case`. Also with NaN in keys that no query sees, and on a GPU if there is one."""
         found = super().check(function, file)
-        if unseen := self.unseen_keys():
-            results, _ = called(function, unseen, file, self.computes)
-            for name, x in results.items():
-                if x.isnan().any():
-                    raise Fault(
-                        f"{name} depends on keys behind kv_lengths, which may be NaN in a cache: "
-                        "load them with a mask"
-                    )
+        further = dict[str, dict[str, Any]]()
+        if (lengths := self.request.kv_lengths) is not None:
+            N = self.request.k.shape[1]
+            unseen = (torch.arange(N) >= lengths.clamp(0, N)[:, None])[..., None, None]
+            filled = {x: self.inputs[x].masked_fill(unseen, math.nan) for x in "kv"}
+            words = (
+                "depends on keys behind kv_lengths, which may be NaN in a cache; mask their load"
+            )
+            further[words] = {**self.inputs, **filled}
         if torch.cuda.is_available():
             there = {name: x.cuda() for name, x in self.inputs.items()}
-            results, _ = called(function, there, file, self.computes)
+            further["is wrong on the GPU, though not simulated"] = there
+        for words, inputs in further.items():
+            results, _ = called(function, inputs, file, self.computes)
             for name, accuracy in self.assess({x: y.cpu() for x, y in results.items()}).items():
                 if not accuracy.ok:
-                    raise Fault(f"{name} on the GPU, though not simulated: {accuracy}")
+                    raise Fault(f"{name} {words}: {accuracy}")
         return found
-
-    def unseen_keys(self) -> dict[str, torch.Tensor]:
-        """The inputs with NaN in all keys and values behind kv_lengths; {} if there are none."""
-        k, lengths = self.request.k, self.request.kv_lengths
-        if lengths is None or not {"cu_seqlens_k", "block_table"}.isdisjoint(self.inputs):
-            return {}
-        unseen = torch.arange(k.shape[1]) >= lengths.clamp(0, k.shape[1])[:, None]
-        filled = {x: self.inputs[x].masked_fill(unseen[..., None, None], math.nan) for x in "kv"}
-        return {**self.inputs, **filled}
