@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+from flash_versions.bench.measure import ROUNDS, measure
+from flash_versions.bench.suites import SUITES
 from flash_versions.checker import command
 from flash_versions.checker.command import say, write_new
 from flash_versions.dispatch.extras import triton_missing
-from flash_versions.mine import times
+from flash_versions.dispatch.version import VERSIONS
 from flash_versions.mine.check import START, Outcome, check, last_word
 from flash_versions.mine.summary import common_property
 from flash_versions.versions.from_file import load_version
@@ -70,14 +72,29 @@ def run_inspect(options: argparse.Namespace) -> int:
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """Print times next to the versions'."""
+    """Time the version next to the package's, and print a table for each shape of the quick suite,
+    the fastest first.
+
+    The version is added to those of this process, so it takes its turn with them, on the same
+    inputs; it is timed only if its output is within its error budget.
+    """
     version = load_version(options.file)
     if not torch.cuda.is_available():
         raise ValueError(
             "no GPU was found, and bench measures times; inspect ranks kernels without one."
         )
-    for line in times.lines(version):
-        say(line)
+    VERSIONS[version.name] = version
+    for shape in SUITES["quick"]:
+        say(f"{shape}, {shape.dtype}")
+        rows = measure("quick", shape, ROUNDS)
+        times = {row["version"]: row["ms_p50"] for row in rows if "ms_p50" in row}
+        for row in rows:
+            if "reason" in row:
+                say(f"  {row['version']:<12} not timed: {row['reason']}")
+        for name, ms in sorted(times.items(), key=lambda pair: pair[1]):
+            line = f"  {name:<12} {ms:8.3f} ms  {shape.flops() / ms / 1e9:6.1f} TFLOP/s"
+            own = times.get(version.name)
+            say(line if own is None else f"{line}  {own / ms:5.2f} x as fast as {version.name}")
     return 0
 
 

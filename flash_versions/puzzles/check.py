@@ -57,7 +57,7 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
             if said := case.explained(case.named(function), str(file), puzzle.solution, others):
                 raise Fault(f"{name}: " + ".\n  ".join(said))
         # Of each type of the inputs one case: lengths are known at run time only.
-        for case in {str(case.kinds()): case for case in cases.values()}.values():
+        for case in {case.kinds(): case for case in cases.values()}.values():
             if refused := refusal(function, tuple(case.inputs.values()), str(file)):
                 raise Fault(refused)
     except Fault as fault:
@@ -108,9 +108,9 @@ class PuzzleCase(Case):
         self.truth, self.plain = self.named(module.spec)(*exact), self.named(module.spec)(*inputs)
         self.largest = getattr(module, "TILE", None)
 
-    def kinds(self) -> list[Any]:
+    def kinds(self) -> tuple[Any, ...]:
         """The types of the inputs."""
-        return [x.dtype if torch.is_tensor(x) else type(x) for x in self.inputs.values()]
+        return tuple(getattr(x, "dtype", type(x)) for x in self.inputs.values())
 
     def load(self, file: str) -> Function:
         """See `Case`."""
@@ -153,7 +153,7 @@ class PuzzleCase(Case):
             with using(**({"order": order, "watcher": note} if order else {})):
                 results, watch = super().check(function, file)
             self.check_costs(results, watch)
-            if hasattr(self.module, "review") and self.in_gluon:
+            if hasattr(self.module, "review"):
                 try:
                     self.module.review(events, *self.inputs.values())
                 except AssertionError as error:

@@ -68,10 +68,7 @@ class Puzzle:
     @property
     def hints(self) -> tuple[str, ...]:
         """Each says more than the one before it."""
-        for node in ast.parse(self.text).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HINTS":
-                return ast.literal_eval(node.value)
-        return ()
+        return ast.literal_eval(re.findall(r"^HINTS = (\(.*?^\))", self.text, re.M | re.S)[0])
 
 
 NAMES = [(group, name) for group, names in ORDER.items() for name in names]
