@@ -15,7 +15,7 @@ from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.origins import origin_of
 from flash_versions.versions.oracle.budget import Accuracy
 
-SECONDS = 4.0  # for the search of a repair
+SECONDS = 2.0  # for the search of a repair
 # What a wrong result may be multiplied by.
 FACTORS = {"log2(e)": math.log2(math.e), "ln 2": math.log(2), "-1: the wrong sign": -1.0}
 Results = dict[str, torch.Tensor]
@@ -96,7 +96,9 @@ class Case:
         for name, accuracy in fault.accuracies.items():
             found, right = fault.results[name], self.truth[name]
             exact = found.double()
-            error = torch.where(exact == right, 0.0, (exact - right).abs()).nan_to_num(math.inf)
+            error = torch.where(exact == right, 0.0, (exact - right).abs()).nan_to_num(
+                math.inf, math.inf
+            )
             wrong = error > accuracy.budget
             worst = [int(x) for x in torch.unravel_index(error.argmax(), error.shape)]
             if count := int((fault.watch.never("written", found) & wrong).sum()):
