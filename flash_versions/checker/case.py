@@ -17,7 +17,7 @@ from flash_versions.versions.oracle.budget import Accuracy
 
 SECONDS = 2.0  # for the search of a repair
 # What a wrong result may be multiplied by.
-FACTORS = {"log2(e)": math.log2(math.e), "ln 2": math.log(2), "-1: the wrong sign": -1.0}
+FACTORS = {"log2(e)": math.log2(math.e), "ln 2": math.log(2)}
 Results = dict[str, torch.Tensor]
 Function = Callable[..., Results]  # of the tensors and other values that are given
 
@@ -130,7 +130,7 @@ class Case:
             return "; it is transposed"
         some = right.isfinite() & (right != 0)
         factor = (found[some] / right[some]).median().item() if some.sum() > 1 else 0.0
-        if factor == 0 or not math.isfinite(factor + budget):
+        if not factor or abs(factor - 1) < 1e-3 or not math.isfinite(factor + budget):
             return ""
         if ((found / factor - right)[some].abs() > max(1, 1 / abs(factor)) * budget).any():
             return ""

@@ -89,7 +89,8 @@ def said_of(change: Change, own: list[str], places: list[int], explains: bool) -
     i, j, lines = change
     old, new = short(own[i:j]), short(lines)
     if not old:
-        said = f"behind line {places[i - 1]}, `{own[i - 1].strip()}`, `{new}` is missing"
+        i = max(i - 1, 0)
+        said = f"behind line {places[i]}, `{own[i].strip()}`, `{new}` is missing"
     elif not new:
         said = f"line {places[i]}, `{old}`, should not be there, before `{short(own[j : j + 1])}`"
     else:

@@ -50,12 +50,13 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
         function = runpy.run_path(str(file)).get(puzzle.name)
         if not callable(function):
             raise Fault(f"the file has no function {puzzle.name}")
-        torch.manual_seed(0)
-        cases = {name: PuzzleCase(puzzle, module, x) for name, x in module.cases().items()}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            cases = {name: PuzzleCase(puzzle, module, x) for name, x in module.cases().items()}
         for name, case in cases.items():
             others = [x for x in cases.values() if x is not case]
             if said := case.explained(case.named(function), str(file), puzzle.solution, others):
-                raise Fault(f"{name}: " + ".\n  ".join(said))
+                raise Fault(f"{name}: " + ".\n  ".join(x.rstrip(".") for x in said))
         # Of each type of the inputs one case: lengths are known at run time only.
         for case in {case.kinds(): case for case in cases.values()}.values():
             if refused := refusal(function, tuple(case.inputs.values()), str(file)):
@@ -123,7 +124,7 @@ class PuzzleCase(Case):
             found, names = function(*inputs), self.module.RESULTS
             found = found if isinstance(found, tuple) else (found,)
             if len(found) != len(names):
-                raise Fault(f"it returns {len(found)} results; there are {', '.join(names)}")
+                raise Fault(f"it returns {len(found)} results instead of {', '.join(names)}")
             return dict(zip(names, found))
 
         return run
