@@ -2,26 +2,29 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flash_versions.bench.files import write
 
-Run = Callable[[argparse.Namespace], int]
+Parser = argparse.ArgumentParser
 
 
 def make_parser(
-    program: str, about: str, commands: dict[str, tuple[Run, str]], needs_one: bool
-) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """A parser, and those of its commands by name; each is a function and what it does. With
-    `needs_one`, one has to be given.
+    program: str,
+    about: str | None,
+    runs: Sequence[Callable[[argparse.Namespace], int]],
+    required: bool,
+) -> tuple[Parser, dict[str, Parser]]:
+    """A parser, and those of its commands by name: of a function run_NAME, which says what it does.
+    A command is given if that is required.
     """
-    parser = argparse.ArgumentParser(
-        prog=program, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found, parsers = {}, parser.add_subparsers(metavar="COMMAND", required=needs_one)
-    for name, (run, said) in commands.items():
-        found[name] = parsers.add_parser(name, help=said, description=said)
+    parser = Parser(prog=program, description=about, formatter_class=RawDescriptionHelpFormatter)
+    found, parsers = {}, parser.add_subparsers(metavar="COMMAND", required=required)
+    for run in runs:
+        name = run.__name__.removeprefix("run_")
+        found[name] = parsers.add_parser(name, description=run.__doc__)
         found[name].set_defaults(run=run)
     return parser, found
 

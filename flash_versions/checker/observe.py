@@ -1,5 +1,8 @@
-"""Call a function that launches kernels, watched: its results, or the first fault in a sentence."""
+"""Call a function that launches kernels: watched in the simulator, or for Triton's compiler, which
+has the last word where triton is installed. What is wrong is told in a sentence, with the line.
+"""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +12,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from flash_versions.dispatch.extras import triton_missing
 from flash_versions.simulator import AccessError, CompileError, Deadlock
 from flash_versions.simulator.checking import ALLOCATE, ASK, Watch
+
+ARCH = "sm_90"
 
 
 class Fault(Exception):
@@ -91,3 +97,41 @@ def sentence_of(error: BaseException, file: str) -> str:
     where = f"line {lines[-1]}: " if lines else ""
     kind = "" if isinstance(error, CompileError | AccessError) else f"{type(error).__name__}: "
     return f"{where}{kind}{said[-1]}"
+
+
+def refusal(function: Callable[..., Any], inputs: tuple, file: str) -> str | None:
+    """Why the kernels that a function of a file launches do not compile for sm_90, with the line,
+    or None: they do, or there is no compiler.
+    """
+    if triton_missing():
+        return None
+    from triton.errors import TritonError
+
+    from flash_versions.inspect.compiled import compiling
+
+    try:
+        with compiling(ARCH):
+            function(*inputs)
+    except TritonError as error:
+        return f"Triton's compiler refuses it for {ARCH}: {compiler_said(error, file)}"
+    except Exception as error:  # the compiler fails in many ways
+        lines = str(error).strip().splitlines()
+        return f"Triton's compiler fails for {ARCH}: {lines[-1] if lines else type(error).__name__}"
+    return None
+
+
+def compiler_said(error: Any, file: str) -> str:
+    """An error of Triton's compiler in a line: where in the file, and the innermost reason."""
+    while error.__cause__ is not None and type(error.__cause__) is type(error):
+        error = error.__cause__
+    lines = [x.strip() for x in str(error).splitlines() if x.strip()]
+    said = lines[-1] if lines else type(error).__name__
+    place = re.match(r"at (\d+):", lines[0]) if lines else None
+    if place is None:
+        return said
+    text, number = Path(file).read_text(), int(place[1])
+    before, found, _ = text.partition(getattr(error, "src", None) or "\0")
+    if not found:  # it is in a function of this package
+        return f"line {number} of a function that it calls, {said}"
+    number += before.count("\n")
+    return f"line {number}, `{text.splitlines()[number - 1].strip()}`: {said}"

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flash_versions.checker.case import FACTORS, Case, Function, Results
-from flash_versions.checker.compiler import refusal
-from flash_versions.checker.observe import Fault, called
+from flash_versions.checker.observe import Fault, called, refusal
 from flash_versions.dispatch.autograd.compute import run_backward, run_forward
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import EXPLICIT, Version

@@ -98,17 +98,10 @@ def run_bench(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[command.Run, str]] = {
-    "new": (run_new, "write mine.py, attention in one kernel"),
-    "check": (run_check, "is it right? Simulated, and on a GPU if there is one"),
-    "inspect": (run_inspect, "rank it by what the compiler makes of it; needs no GPU"),
-    "bench": (run_bench, "time it next to FA1 to FA4, on a GPU"),
-}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code: 1 for a wrong result, 2 for what cannot be done."""
-    parser, commands = command.make_parser("python -m flash_versions.mine", __doc__, COMMANDS, True)
+    runs = (run_new, run_check, run_inspect, run_bench)
+    parser, commands = command.make_parser("python -m flash_versions.mine", __doc__, runs, True)
     commands["new"].add_argument("folder", nargs="?", type=Path, default=Path(), help="(here)")
     for name in ("check", "inspect", "bench"):
         commands[name].add_argument("file", nargs="?", type=Path, default=FILE, help="(mine.py)")

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from flash_versions.checker.case import Case, Function, Results
-from flash_versions.checker.compiler import refusal
-from flash_versions.checker.observe import Fault, sentence_of
+from flash_versions.checker.observe import Fault, refusal, sentence_of
 from flash_versions.puzzles.puzzle import Puzzle
 from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.gluon.machine import ORDERS, using

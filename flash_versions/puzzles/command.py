@@ -115,18 +115,10 @@ def run_solution(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[command.Run, str]] = {
-    "status": (run_status, "what is solved, and what to do next"),
-    "start": (run_start, "write the file to fill in"),
-    "check": (run_check, "is it right?"),
-    "hint": (run_hint, "show one more hint"),
-    "solution": (run_solution, "show a solution"),
-}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code: 1 for a wrong solution, 2 for what cannot be done."""
-    parser, commands = command.make_parser(PROGRAM, __doc__, COMMANDS, needs_one=False)
+    runs = (run_status, run_start, run_check, run_hint, run_solution)
+    parser, commands = command.make_parser(PROGRAM, __doc__, runs, False)
     parser.set_defaults(run=run_status, name=None, folder=FOLDER)
     for name in ("start", "check", "hint", "solution"):
         commands[name].add_argument("name", nargs="?", help="(the first that is not solved)")
