@@ -44,7 +44,7 @@ def run_check(options: argparse.Namespace) -> int:
     wrong: list[Outcome] = []
     version, refused = load_version(options.file), 0
     for outcome in check(version):
-        if outcome.refused:
+        if outcome.faults is None:
             refused += 1
             continue
         (wrong if outcome.faults else right).append(outcome)

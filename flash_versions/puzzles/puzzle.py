@@ -35,15 +35,10 @@ class Puzzle:
     group: str
     name: str
 
-    @property
-    def path(self) -> Path:
-        """The puzzle's file."""
-        return FOLDER / self.group / f"{self.name}.py"
-
     @cached_property
     def text(self) -> str:
-        """What the file says."""
-        return self.path.read_text()
+        """What the puzzle's file says."""
+        return (FOLDER / self.group / f"{self.name}.py").read_text()
 
     @property
     def solution(self) -> str:
