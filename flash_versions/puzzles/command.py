@@ -10,18 +10,24 @@ NAME is a puzzle's name or number; without it, the first one that is not solved.
 """
 
 import argparse
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from flash_versions.checker import command
 from flash_versions.checker.command import say, write_new
+from flash_versions.checker.observe import sentence_of
 from flash_versions.puzzles import progress
 from flash_versions.puzzles.check import check
 from flash_versions.puzzles.puzzle import PUZZLES, Puzzle, find_puzzle
 
 PROGRAM = "python -m flash_versions.puzzles"
 FOLDER = Path("puzzles")  # of the learner's files
+SECONDS = 60.0  # of a check; that of a right file takes one
 
 
 def chosen(options: argparse.Namespace) -> Puzzle:
@@ -83,10 +89,14 @@ def run_check(options: argparse.Namespace) -> int:
 def check_and_keep(puzzle: Puzzle, file: Path) -> bool:
     """Say what the check of a file says; whether it is right, which is kept."""
     try:
-        fault = check(puzzle, file)
+        with time_limit():
+            fault = check(puzzle, file)
     except NotImplementedError:
         say(f"{puzzle.name}: not written yet.")
         return False
+    except Endless as error:
+        where = sentence_of(error, str(file)).partition(":")[0]
+        fault = f"It takes more than {SECONDS:g} s, at {where}: does every loop end?"
     say(f"{puzzle.name}: {f'not yet. {fault}' if fault else 'right.'}")
     if fault:
         return False
@@ -95,6 +105,24 @@ def check_and_keep(puzzle: Puzzle, file: Path) -> bool:
         progress.save(found._replace(solved=[*found.solved, puzzle.name]))
     say(f"{len(PUZZLES) - len(unsolved())} of {len(PUZZLES)} are solved.")
     return True
+
+
+class Endless(BaseException):
+    """A check takes too long."""
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Inside, Endless is raised in this thread after SECONDS, wherever in Python's code it is."""
+    thread, raised = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Endless)
+    stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    timer = threading.Timer(SECONDS, stop, (thread, raised))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def run_hint(options: argparse.Namespace) -> int:
