@@ -518,8 +518,8 @@ def last_key(i, m, n):
 check("last_key", last_key)
 
 # %% [markdown]
-# **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs, in a process
-# of its own, and every load and store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`,
+# **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs,
+# and every load and store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`,
 # `tl.exp`, `tl.where`, `tl.sum(x, 0)`, `tl.store`. [Puzzles](../docs/learn/puzzles.md) has more of this kind, from
 # easier ones to the backward.
 
