@@ -11,14 +11,14 @@ from typing import Any, get_args
 import torch
 
 from flash_versions.dispatch.autograd.compute import empty_results, run_backward, run_forward
-from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.request import Fields, Request
 from flash_versions.dispatch.version import differentiable
 
 NAMES = Request._fields
 KINDS = {torch.Tensor: "Tensor", float: "float", int: "SymInt", bool: "bool", str: "str"}
 REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
     f"{KINDS[kind]} {name}" if kind in KINDS else f"{KINDS[get_args(kind)[0]]}? {name}"
-    for name, kind in Request.__annotations__.items()
+    for name, kind in Fields.__annotations__.items()
 )
 
 # Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a

@@ -1,6 +1,6 @@
 """What one call asks for: `Request`, and `Options`, the arguments from which it is made."""
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import torch
 
@@ -9,8 +9,8 @@ from flash_versions.dispatch.precision import DESCALES, GATHERED, Fp8, is_fp8
 Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
 
 
-class Request(NamedTuple):
-    """What one call asks for: `api.attention`'s arguments in one form.
+class Fields(NamedTuple):
+    """The fields of a `Request`: `api.attention`'s arguments in one form.
 
     q, k and v are always 4-D. Packed sequences are (1, total, heads, head_dim) with cu_seqlens_q
     (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
@@ -46,6 +46,20 @@ class Request(NamedTuple):
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
     deterministic: bool | None = None
+
+
+class Request(Fields):
+    """What one call asks for: its fields, and what follows from them."""
+
+    __slots__ = ()
+
+    # To torch.compile of torch 2.10, a class with a __new__ of its own is no named tuple, whose
+    # properties it could not trace.
+    if torch.__version__ < "2.11":
+
+        def __new__(cls, *arguments: Any, **named: Any) -> Self:
+            """A request with these fields."""
+            return super().__new__(cls, *arguments, **named)
 
     @property
     def batch(self) -> int:
@@ -102,7 +116,7 @@ class Request(NamedTuple):
         return torch.is_grad_enabled() and wanted
 
 
-KINDS = Request.__annotations__
+KINDS = Fields.__annotations__
 TENSORS = tuple(x for x in KINDS if KINDS[x] in (torch.Tensor, torch.Tensor | None))
 PLACES = tuple(map(Request._fields.index, TENSORS))
 
