@@ -3,13 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := tests/flash_versions/versions tests/simulator/language tests/simulator/rules \
-	tests/flash_versions/integrations/test_kv_cache.py tests/flash_versions/tools/test_inspect.py \
-	tests/compile tests/documents/notebooks/test_lessons.py tests/transformer/kernels/test_gemv.py
+PINS := -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS)
+# What torch, triton or Python may break.
+VERSION_TESTS := tests/flash_versions/dispatch tests/flash_versions/integrations \
+	tests/flash_versions/versions tests/flash_versions/tools/test_inspect.py tests/compile \
+	tests/simulator/language tests/simulator/rules tests/documents/notebooks/test_lessons.py \
+	tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat puzzles test test-all test-wide test-gpu test-triton test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
+.PHONY: help generate chat puzzles test test-all test-wide test-gpu test-versions test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -53,13 +56,16 @@ test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `m
 test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU: ARGS="--failures=FILE"
 	$(BIN)/python -m pytest -q -n auto --dist loadgroup -m gpu $(ARGS)
 
-test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-triton TRITON=3.9.0
-	@test -n "$(TRITON)" || { echo "say which: make test-triton TRITON=3.6.0"; exit 1; }
-	@test -d .triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps \
-		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
-	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest $(WORKERS) \
-		$(KERNEL_TESTS) -m "not wide" \
-		-k "not (sm_80 or sm_89 or sm_100 or sm_120)" $(ARGS)
+# In an environment of their own, of several GB, which pip's cache need not hold again. A limit on
+# torch in pip's settings does not count: what is asked for here may be newer.
+test-versions: OTHER = .venv-torch-$(TORCH)-$(TRITON)
+test-versions: ## kernels and operators with other versions: make test-versions TORCH=2.10.0 TRITON=3.6.0 PYTHON=python3.11
+	@test -n "$(TORCH)" -a -n "$(TRITON)" || { \
+		echo "Say which: make test-versions TORCH=2.10.0 TRITON=3.6.0"; exit 1; }
+	@PIP_CONSTRAINT=/dev/null PIP_NO_CACHE_DIR=1 $(MAKE) --no-print-directory VENV=$(OTHER) \
+		PINS="torch==$(TORCH) triton==$(TRITON)" $(OTHER)/.ready-test
+	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/python -m pytest $(WORKERS) $(VERSION_TESTS) \
+		-m "not (slow or wide)" $(ARGS)
 
 test-trl: $(VENV)/.ready-test $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/transformer/rl/test_grpo_trl.py
@@ -96,5 +102,5 @@ kernels-hub: $(VENV)/.ready ## write the kernel for Hugging Face's Kernels Hub: 
 	$(BIN)/python -m flash_versions.integrations.hub dist/kernels-hub
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache
 	rm -rf docs/_build docs/_made docs/learn/versions docs/learn/walkthroughs
