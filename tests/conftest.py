@@ -15,8 +15,8 @@ if gpus := os.environ.get("GPUS"):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from flash_versions.dispatch import launch  # noqa: E402
 from flash_versions.dispatch.replay import graphs, keys, script  # noqa: E402
+from flash_versions.versions import fa3, fa4  # noqa: E402
 from tests.helpers.kernels.overflow import check_overflow  # noqa: E402
 
 pytest_plugins = [
@@ -92,11 +92,13 @@ def poisoned_memory(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_decided(monkeypatch):
-    """What was decided, and calls that were kept, under the patches of other tests; and the memory
+    """Plans, and calls that were kept, under the patches of other tests; and the memory
     and the graphs that these calls share.
     """
-    monkeypatch.setattr(launch, "decided", {})
+    for version in (fa3, fa4):
+        monkeypatch.setattr(version, "plans", {})
     monkeypatch.setattr(keys, "known", {})
+    monkeypatch.setattr(keys, "seen", {})
     monkeypatch.setattr(script, "scratch", {})
     monkeypatch.setattr(graphs, "pools", {})
 

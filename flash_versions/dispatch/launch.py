@@ -1,49 +1,50 @@
-"""Launching kernels with little time on the host: what can be known before is remembered.
+"""Launching kernels with little time on the host.
 
-To find the compiled form of a kernel, Triton looks at every number of a call: whether a stride is a
-multiple of 16, whether a pointer is aligned. For the fifty or so that attention passes this takes
-longer than the launch itself. A `Launcher` asks Triton once and remembers the answer under a key
-that says the same in few words; it has to be at least as fine as Triton's own distinctions.
-
-Which kernel serves a request, with which tiles, grid and constants, follows from the request and
-not from the values in its tensors or where they are. `remembered` keeps it: as a `Plan`, to which a
-launch adds the tensors.
+To find the compiled form of a kernel, Triton looks at each argument of a call: is a stride a
+multiple of 16, is a pointer aligned? For the fifty or so arguments of attention it takes longer
+than the launch itself. A `Launcher` asks Triton once for each class of arguments: `kinds_of` makes
+the same distinctions as Triton. Lengths, strides and totals are numbers at run time, so a new
+length is no new class.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import triton.language as tl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver as runtime_driver
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flash_versions.dispatch.replay.driver import has_hooks
 from flash_versions.dispatch.replay.recording import note
-from flash_versions.dispatch.request import PLACES, Request
-
-MAX_KEYS = 4096
 
 
 class Launcher:
-    """A kernel, with its compiled forms by key: at most MAX_KEYS, because every new length of the
-    queries is another key. When there are so many, all are dropped.
+    """A kernel, with its compiled forms by the kinds of its arguments.
 
     Args:
-        kernel: of Triton or Gluon.
+        kernel: of Triton or Gluon. Its parameters in do_not_specialize stay below 2^31.
+        given: the parameters about which a `Plan` does not say all: tensors of the caller.
         options: further ones of Triton.
             launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
             gdc_wait. maxnreg: registers of a thread at the start of a program, so that more
             programs fit.
     """
 
-    def __init__(self, kernel: Any, **options: Any) -> None:
+    def __init__(self, kernel: Any, given: tuple[str, ...] = (), **options: Any) -> None:
         self.kernel, self.options = kernel, options
         self.compiled: dict[tuple, Any] = {}
+        parameters = getattr(kernel, "params", ())
+        # The places of the arguments that Triton looks at.
+        self.looked_at = [
+            i for i, x in enumerate(parameters) if not (x.do_not_specialize or x.is_constexpr)
+        ]
+        self.given = [i for i, x in enumerate(parameters) if x.name in given]
 
     def __call__(
         self,
-        key: tuple,
         grid: tuple[int, ...],
         arguments: tuple,
         constants: dict[str, Any],
@@ -53,9 +54,6 @@ class Launcher:
         """Launch the kernel on `grid`.
 
         Args:
-            key: everything about the arguments that the compiled code may depend on; hashable.
-                `layout` gives it for a request. Parameters in do_not_specialize, which stay below
-                2^31, need not be in it.
             grid: one to three dimensions.
             arguments: the run-time parameters, in order.
             constants: the tl.constexpr parameters that follow them, in order.
@@ -65,131 +63,90 @@ class Launcher:
         Returns:
             the compiled form; None of a kernel that is simulated.
         """
-        key = (*key, *constants.values(), num_warps, num_stages)
-        whole = grid + (1,) * (3 - len(grid)), (*arguments, *constants.values())
+        values = tuple(constants.values())
+        key = (
+            num_warps,
+            num_stages,
+            # The hash of a function is that of its source.
+            *[id(x) if type(x) is JITFunction else x for x in values],
+            *kinds_of([arguments[i] for i in self.looked_at]),
+        )
         compiled = self.compiled.get(key)
         if compiled is not None:
-            start(compiled, *whole)
+            start(compiled, grid, (*arguments, *values))
             return compiled
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **self.options
         )
-        note(compiled, *whole)
+        note(compiled, (*grid, 1, 1)[:3], (*arguments, *values))
         if compiled is not None:  # a simulated kernel has no compiled form
-            if len(self.compiled) >= MAX_KEYS:
-                self.compiled.clear()
             self.compiled[key] = compiled
         return compiled
 
-    def launch(self, plan: "Plan", tensors: tuple) -> None:
-        """Launch the kernel as planned, on the tensors that come before the plan's numbers."""
-        arguments = (*tensors, *plan.numbers)
-        if plan.compiled is None:
-            plan.compiled = self(plan.key, plan.grid, arguments, plan.constants)
+    def launch(self, plan: "Plan", grid: tuple[int, ...], arguments: tuple) -> None:
+        """Launch the kernel as planned, on arguments as `__call__` takes them."""
+        key = tuple(kinds_of([arguments[i] for i in self.given]))
+        compiled = plan.compiled.get(key)
+        if compiled is None:
+            plan.compiled[key] = self(grid, arguments, plan.constants)
         else:
-            start(plan.compiled, plan.grid, (*arguments, *plan.constants.values()))
+            start(compiled, grid, (*arguments, *plan.values))
+
+
+def kinds_of(arguments: Iterable[Any]) -> list:
+    """What Triton's compiler knows of arguments, as a part of a key: of a tensor its type and
+    device, and whether it is aligned to 16 bytes; of an integer whether it is 1, a multiple of 16,
+    or needs 64 bits; of a descriptor its box; of a compile-time constant its value.
+    """
+    found: list[Any] = []
+    for x in arguments:
+        kind = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found += x.dtype, x.get_device(), x.data_ptr() % 16 == 0
+        elif kind is int:
+            is_short = -(2**31) <= x < 2**31
+            found.append(1 if x == 1 else 2 + (x % 16 == 0) + 2 * is_short)
+        elif kind is GluonDescriptor:
+            found += x.base.dtype, x.base.get_device(), *x.block_shape, x.layout
+        elif x is None or kind is float:
+            found.append(kind)
+        elif kind is tl.constexpr:
+            found.append(x.value)
+        elif isinstance(x, tuple):
+            found += kind, *kinds_of(x)
+        elif kind is TensorDescriptor:
+            found += x.base.dtype, x.base.get_device(), *x.block_shape
+        else:
+            found.append(x)
+    return found
 
 
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Launch a compiled form that was launched before: compiled[grid](*arguments), but it skips the
     hook calls if no hook is set, such as a profiler's.
     """
-    note(compiled, grid, arguments)
+    x, y, z = (*grid, 1, 1)[:3]
+    note(compiled, (x, y, z), arguments)
     if has_hooks():
-        compiled[grid](*arguments)
+        compiled[x, y, z](*arguments)
         return
     driver = runtime_driver.active
     stream = driver.get_current_stream(driver.get_current_device())
     about = compiled.function, compiled.packed_metadata
-    compiled.run(*grid, stream, *about, None, None, None, *arguments)
+    compiled.run(x, y, z, stream, *about, None, None, None, *arguments)
 
 
-@dataclass
 class Plan:
-    """A launch but for the tensors: what follows from the `description` of a request.
+    """What a class of requests has in common: everything that a kernel is compiled for.
 
     Attributes:
         config: the switches of the kernel.
-        key: as a `Launcher` takes it, for tensors that are aligned where the request's are.
-        grid: three dimensions.
-        numbers: the run-time parameters behind the tensors.
-        constants: the tl.constexpr parameters.
-        compiled: the kernel, once it was launched so.
+        constants: the tl.constexpr parameters, in order; `values` without their names.
+        boxes: how tensors are cut into boxes (`tma.Box`); what they are, the kernel's host says.
+        compiled: the forms of the kernel, by the kinds of its other arguments.
     """
 
-    config: Any
-    key: tuple
-    grid: tuple[int, int, int]
-    numbers: tuple
-    constants: dict[str, Any]
-    compiled: Any = None
-
-
-def remembered(decide: Callable[..., Any]) -> Callable[..., Any]:
-    """decide(request, *about), called once for each `description` of a request, each GPU and each
-    `about`: it may depend on nothing else. On the CPU, where kernels are simulated or compiled
-    for any GPU, it is called every time.
-    """
-
-    @wraps(decide)
-    def answer(request: Request, *about: Any) -> Any:
-        if not on_gpu(request):
-            return decide(request, *about)
-        key = (decide, *about, *description(request))
-        found = decided.get(key)
-        if found is None:
-            found = decide(request, *about)
-            if len(decided) >= MAX_KEYS:
-                decided.clear()
-            decided[key] = found
-        return found
-
-    return answer
-
-
-decided: dict[tuple, Any] = {}  # what `remembered` functions answered: MAX_KEYS, then none
-
-
-def on_gpu(request: Request) -> bool:
-    """Whether a request is about tensors on a GPU."""
-    return request.q.is_cuda
-
-
-def description(request: Request) -> tuple:
-    """All that is known of a request without reading its tensors, as a key; the address of a tensor
-    counts by its alignment, and gradients by whether they have to be the same to the bit.
-    """
-    return (
-        request.q.device,
-        request.is_deterministic,
-        *[
-            (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) if isinstance(x, torch.Tensor) else x
-            for x in request
-        ],
-    )
-
-
-def layout(request: Request) -> tuple:
-    """The key of a request: everything but its counts of keys and sequences, its values, and where
-    they are.
-    """
-    k_shape = request.k.shape
-    fields: tuple[Any, ...] = request
-    return (
-        request.q.device,
-        request.q.shape,
-        k_shape[2],
-        request.block_table is not None and k_shape[1],
-        request.v.shape[3],
-        request.window_left,
-        request.window_right,
-        request.softcap is None,
-        request.dropout_p,
-        request.precision,
-        *[placement(fields[i]) for i in PLACES],
-    )
-
-
-def placement(x: torch.Tensor | None) -> tuple | None:
-    """What a compiled kernel may know of a tensor: type, strides, an aligned pointer."""
-    return None if x is None else (x.dtype, x.stride(), x.data_ptr() % 16 == 0)
+    def __init__(self, config: Any, constants: dict[str, Any], boxes: tuple = ()) -> None:
+        self.config, self.constants, self.boxes = config, constants, boxes
+        self.values = tuple(constants.values())
+        self.compiled: dict[tuple, Any] = {}

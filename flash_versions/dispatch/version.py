@@ -21,9 +21,8 @@ Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.T
 class Chosen:
     """A forward, or a backward, of several kernels.
 
-    `choose(request)` returns the one that computes the request, with its launch planned. It takes
-    the same arguments and gives the same results. `choose` depends on `launch.description` alone,
-    so a call on a GPU asks once and remembers the answer.
+    `choose(request)` returns the one that computes the request. It takes the same arguments and
+    gives the same results.
     """
 
     def __init__(self, choose: Callable[[Request], Callable]) -> None:
@@ -108,24 +107,33 @@ def choose_version(name: str | Version, request: Request) -> Version:
     """The version of that name, or for "auto" the newest that supports the request; ValueError if
     there is none. A version need not be registered.
     """
-    known = VERSIONS | BASELINES | EXPLICIT
     if isinstance(name, Version):
         version = name
     elif name == "auto":
         for version in reversed(VERSIONS.values()):
-            if version.unsupported(request) is None:
+            if version.limits(request) is None:
                 return version
         version = next(reversed(VERSIONS.values()))
-    elif isinstance(name, str) and name in known:
-        version = known[name]
     else:
-        said = f"version={name!r} is unknown; there are {', '.join(['auto', *known])}."
-        if str(name).endswith(".py"):
-            said += f" A file is loaded first, by flash_versions.load_version({name!r})."
-        raise ValueError(said)
+        version = known_version(name)
     if reason := version.unsupported(request):
         raise ValueError(reason)
     return version
+
+
+def known_version(name: str) -> Version:
+    """The version, or the baseline, of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known = VERSIONS | BASELINES | EXPLICIT
+    if isinstance(name, str) and name in known:
+        return known[name]
+    said = f"version={name!r} is unknown; there are {', '.join(['auto', *known])}."
+    if str(name).endswith(".py"):
+        said += f" A file is loaded first, by flash_versions.load_version({name!r})."
+    raise ValueError(said)
 
 
 def kernel_limits(request: Request) -> str | None:
@@ -197,7 +205,8 @@ def fp8_limits(request: Request) -> str | None:
 
 def head_dim_limits(request: Request, widest: int) -> str | None:
     """Why the head dims of a request are too wide, as a sentence, or None."""
-    for name, x in (("q", request.q), ("v", request.v)):
-        if x.shape[-1] > widest:
-            return f"{name} has head_dim {x.shape[-1]}; head dims up to {widest} work."
-    return None
+    q_dim, v_dim = request.q.shape[3], request.v.shape[3]
+    if q_dim <= widest and v_dim <= widest:
+        return None
+    name, dim = ("q", q_dim) if q_dim > widest else ("v", v_dim)
+    return f"{name} has head_dim {dim}; head dims up to {widest} work."

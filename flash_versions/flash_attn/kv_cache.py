@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.precision import NAMES, is_fp8
 from flash_versions.dispatch.request import check_integers
 from flash_versions.dispatch.sizes import padded_head_dim
@@ -150,18 +150,8 @@ def append_op(
         )
     block_rows = max(1, 2048 // max(padded_head_dim(x.shape[3]) for x in (k, v)))
     where = (cache_seqlens, sequences, block_table)
-    tensors = (k_cache, v_cache, k, v, *where, rotary_cos, rotary_sin)
-    pairs = None if rotary is None else rotary.PAIRS.value
     with devices.on_device(k):
         launch_append(
-            (
-                k.device,
-                k.shape[3],
-                v.shape[3],
-                pairs,
-                rotary_interleaved,
-                *map(placement, tensors),
-            ),
             (cdiv(rows, block_rows),),
             (
                 View.of(k_cache),

@@ -15,7 +15,6 @@ from types import CodeType, ModuleType
 
 import torch
 
-from flash_versions.dispatch import launch
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Backward, Forward, Version, kernel_limits
@@ -71,8 +70,7 @@ def load_version(path: str | PathLike[str]) -> Version:
         return kernel_limits(request) or own_limits(request)
 
     backward = getattr(module, "backward", None)
-    launch.decided.clear()  # of the file as it was before
-    keys.known.clear()
+    keys.known.clear()  # calls of the file as it was before
     EXPLICIT[name] = Version(
         name=name,
         title=(module.__doc__ or name).strip().splitlines()[0],

@@ -12,6 +12,14 @@ from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.replay import graphs, keys
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def kept_at_once(monkeypatch):
+    """The first call is kept, so that the second is recorded and the third replayed."""
+    monkeypatch.setattr(keys, "OFTEN", 1)
+
+
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 

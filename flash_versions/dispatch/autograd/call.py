@@ -12,19 +12,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from flash_versions.dispatch.autograd.compute import choose, launch_forward, run_backward
-from flash_versions.dispatch.autograd.operators import refuse_double_backward
+from flash_versions.dispatch.autograd.compute import run_backward, run_forward
+from flash_versions.dispatch.autograd.operators import forward_operator, refuse_double_backward
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.script import Replay, Returned
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import INTERVALS, PLACES, TENSORS, Request, for_each_head
-from flash_versions.dispatch.version import (
-    EXPLICIT,
-    VERSIONS,
-    Forward,
-    Version,
-    choose_version,
-)
+from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
 
 NO_FORWARD_MODE = (
     "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
@@ -48,20 +42,16 @@ def run(
             that is not registered.
         RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func.
     """
-    watched, differentiated = is_watched(request), request.needs_grad
-    if watched or not isinstance(name, str | Version):  # the latter is refused
-        version = choose_version(name, request)
-    else:
-        version, forward = choose(request, name, differentiated)
+    version, differentiated = choose_version(name, request), request.needs_grad
     if version.backward is None and differentiated and request.precision is not None:
         # Autograd would take the gradient of the rounding for 1.
-        return serve(*make_call(version, version.forward, request, differentiated))
+        return serve(*make_call(version, request, differentiated))
     if version.backward is None:
         o, lse, _ = version.forward(request)
         return o, lse
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
-    if watched:
+    if is_watched(request):
         if (VERSIONS | EXPLICIT).get(version.name) is not version:
             raise ValueError(
                 f"version {version.name!r} is not registered; torch.compile, vmap and dispatch "
@@ -69,13 +59,13 @@ def run(
                 f"give the name that load_version knows it by."
             )
         try:
-            o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+            o, lse, _ = forward_operator(version.name, *request)
         except RuntimeError as error:
             if "functorch" in str(error):  # torch tells the operator's author what to write
                 raise RuntimeError(NO_TRANSFORM) from error
             raise
         return o, lse
-    call, tensors = make_call(version, forward, request, differentiated)
+    call, tensors = make_call(version, request, differentiated)
     # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
     if slot is not None and VERSIONS.get(version.name) is version:
         slot.keep(call)
@@ -93,10 +83,10 @@ def is_watched(request: Request) -> bool:
     ):
         return True
     level = torch._C._functorch.maybe_get_level
-    for x in request:
-        if x is not None and isinstance(x, torch.Tensor):
-            if type(x) not in keys.PLAIN or level(x) >= 0:
-                return True
+    for i in PLACES:
+        x: Any = request[i]
+        if x is not None and (type(x) not in keys.PLAIN or level(x) >= 0):
+            return True
     return False
 
 
@@ -115,7 +105,6 @@ class Call:
     """How a request is served: everything but the tensors, which come from call to call.
 
     Attributes:
-        planned: what computes the forward.
         fields: the request without its tensors.
         names: the fields that are tensors, in order. Packed q, k and v may come as the caller's
             (total, heads, head_dim); results and gradients then have no batch, too. An interval
@@ -132,13 +121,12 @@ class Call:
     def __init__(
         self,
         version: Version,
-        planned: Forward,
         fields: Request,
         names: tuple[str, ...],
         one_cut: bool,
         differentiated: bool,
     ) -> None:
-        self.version, self.planned, self.fields = version, planned, fields
+        self.version, self.fields = version, fields
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
         self.intervals = tuple(filter(names.__contains__, INTERVALS))
         self.forward = Tape()
@@ -161,7 +149,7 @@ class Call:
         """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
         asked for: they are temporaries of the tape then.
         """
-        o, lse, statistics = launch_forward(self.planned, self.request(tensors))
+        o, lse, statistics = run_forward(self.version, self.request(tensors))
         if not (self.differentiated or self.fields.return_lse):
             return o.squeeze(0) if tensors[0].dim() == 3 else o, None, None
         if tensors[0].dim() == 3:
@@ -205,7 +193,7 @@ class Call:
 
 
 def make_call(
-    version: Version, planned: Forward, request: Request, differentiated: bool
+    version: Version, request: Request, differentiated: bool
 ) -> tuple[Call, tuple[torch.Tensor, ...]]:
     """The call that serves a request, and its tensors."""
     fields: tuple[Any, ...] = request
@@ -215,7 +203,7 @@ def make_call(
         del found["cu_seqlens_k"]
     nothing: dict[str, Any] = dict.fromkeys(TENSORS)
     others = request._replace(**nothing)
-    call = Call(version, planned, others, tuple(found), one_cut, differentiated)
+    call = Call(version, others, tuple(found), one_cut, differentiated)
     return call, tuple(found.values())
 
 

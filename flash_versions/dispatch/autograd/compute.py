@@ -1,50 +1,18 @@
 """The results and the gradients of a request: the kernel is chosen, tensors are put in its form."""
 
-from functools import partial
-
 import torch
 
-from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import remembered
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    Backward,
-    Chosen,
-    Forward,
-    Version,
-    choose_version,
-)
+from flash_versions.dispatch.version import Version
 
 # Kernels add two positions, or a position and a side of the window, in 32 bits, and take
 # `tiles.algebra.EVER`, which is 2^30, for later than every query.
 MOST_ROWS = 2**30
 MOST_ROWS_OF_GROUP = 2**31 - 2**16  # in 32 bits, too, with the rows that fill the last tile
 
+FEW_ROWS = 2**30  # of all heads of a sequence, fewer than which need no closer look
+
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-
-
-@remembered
-def choose(request: Request, name: str | Version, differentiated: bool) -> tuple[Version, Forward]:
-    """The version that serves a request, and what computes its forward there. What a version
-    refuses may depend on whether gradients are asked for.
-    """
-    version = choose_version(name, request)
-    return version, choose_forward(request, version)
-
-
-def choose_forward(request: Request, version: Version) -> Forward:
-    """A version's forward; of several kernels the one for this request, with its launch planned."""
-    if version.backward is None:
-        return version.forward
-    check_counts(request)
-    if request.q.numel() == 0 or request.batch == 0:
-        return partial(nothing_to_launch, version)
-    if isinstance(version.forward, Chosen):
-        return version.forward.choose(in_vectors(request))
-    return version.forward
-
-
-planned_forward = remembered(choose_forward)
 
 
 def check_counts(request: Request) -> None:
@@ -53,8 +21,8 @@ def check_counts(request: Request) -> None:
     Raises:
         ValueError: q, k, or the query rows of a key head have too many; the sentence says which.
     """
-    q_length, group = request.q.shape[1], request.group
-    for name, rows in (("q", q_length), ("k", request.max_kv_length)):
+    q_length, kv_length, group = request.q.shape[1], request.max_kv_length, request.group
+    for name, rows in (("q", q_length), ("k", kv_length)):
         if rows >= MOST_ROWS:
             raise ValueError(f"{name} has {rows} rows; the kernels count up to 2^30 - 1.")
     if q_length * group >= MOST_ROWS_OF_GROUP:
@@ -64,32 +32,23 @@ def check_counts(request: Request) -> None:
         )
 
 
-@remembered
-def choose_backward(request: Request, version: Version) -> Backward:
-    """The same of the backward, of a request that is `in_vectors`."""
-    assert version.backward is not None
-    if isinstance(version.backward, Chosen):
-        return version.backward.choose(request)
-    return version.backward
-
-
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
-    return launch_forward(planned_forward(request, version), request)
-
-
-def launch_forward(forward: Forward, request: Request) -> Results:
-    """The results of what `choose_forward` chose for a request."""
-    with devices.on_device(request.q):
-        o, lse, statistics = forward(in_vectors(request))
+    if version.backward is None:  # a baseline
+        return version.forward(request)  # type: ignore[return-value]
+    q = request.q
+    if q.shape[1] * q.shape[2] >= FEW_ROWS or request.max_kv_length >= FEW_ROWS:
+        check_counts(request)
+    if not q.numel() or request.batch == 0:
+        nothing = empty_results(version, request)
+        return nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]
+    if q.is_cuda and q.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(q.device):  # Triton launches on the current GPU
+            return run_forward(version, request)
+    aligned = in_vectors(request)
+    o, lse, statistics = version.forward(aligned)
     assert lse is not None  # only a baseline has none
     return narrowed(o, request.v), lse, statistics
-
-
-def nothing_to_launch(version: Version, request: Request) -> Results:
-    """The results of a request without queries."""
-    o, lse, statistics = empty_results(version, request)
-    return o.zero_(), lse.fill_(float("-inf")), statistics
 
 
 def in_vectors(request: Request) -> Request:
@@ -153,11 +112,14 @@ def run_backward(
     if dlse is not None:
         dlse = dlse.resolve_neg()
     request, do = without_unseeing(request, do)
+    if o.is_cuda and o.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(o.device):
+            return run_backward(version, request, o, lse, statistics, do, dlse)
+    assert version.backward is not None
     aligned = in_vectors(request)
-    with devices.on_device(o):
-        dq, dk, dv, dsink = choose_backward(aligned, version)(
-            aligned, widened(o), lse, statistics, widened(do), dlse
-        )
+    if aligned is request:
+        return version.backward(request, o, lse, statistics, do, dlse)
+    dq, dk, dv, dsink = version.backward(aligned, widened(o), lse, statistics, widened(do), dlse)
     return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
 
 

@@ -31,8 +31,13 @@ asks_for_determinism: Callable[[], bool] = getattr(
 )
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
+# How often a key comes until a call is kept. What comes after that is recorded and compiled, which
+# takes as long as several ordinary calls, and of ragged data most lengths come a few times only.
+OFTEN = 4
+
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
 known: dict[tuple, Kept] = {}  # calls that were served
+seen: dict[tuple, int] = {}  # how often keys came of which none was kept yet
 
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:
@@ -116,8 +121,10 @@ def find(
 
     Returns:
         (call, tensors, stream) if a call was kept: it serves `tensors`, all that were given.
-        (None, tensors, slot) if none was kept: the caller can keep one there, see `Slot`.
-        (None, (), None) if the call cannot be replayed. With a torch without `Guards`, none can.
+        (None, tensors, slot) if the key came often and no call was kept: the caller can keep one
+        there, see `Slot`.
+        (None, (), None) if the call came seldom or cannot be replayed. With a torch without
+        `Guards`, none can.
     """
     if Guards is None or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return NOT_FOUND
@@ -147,6 +154,11 @@ def find(
     for fits, call in kept:
         if fits(*once):
             return call, tensors, place[1]
+    if key not in known and (times := seen.get(key, 0) + 1) < OFTEN:
+        if len(seen) >= MAX_KEYS:
+            seen.clear()
+        seen[key] = times
+        return NOT_FOUND
     if not (is_quiet() and all(map(is_plain, tensors))):
         return NOT_FOUND
     if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs

@@ -12,9 +12,7 @@ from flash_versions.dispatch.request.checks import (
     make_request,
 )
 from flash_versions.dispatch.request.request import (
-    DEFAULTS,
     INTERVALS,
-    MADE,
     PLACES,
     PLANS,
     TENSORS,
@@ -25,9 +23,7 @@ from flash_versions.dispatch.request.request import (
 )
 
 __all__ = [
-    "DEFAULTS",
     "INTERVALS",
-    "MADE",
     "PLACES",
     "PLANS",
     "TENSORS",

@@ -1,22 +1,13 @@
 """The request for a call, checked by what is known without reading device memory."""
 
-from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 
-from flash_versions.dispatch.precision import checked_precision
-from flash_versions.dispatch.request.request import (
-    DEFAULTS,
-    INTERVALS,
-    OPTIONAL_TENSORS,
-    PLANS,
-    Options,
-    Request,
-    Sides,
-)
+from flash_versions.dispatch.precision import Fp8, checked_precision
+from flash_versions.dispatch.request.request import PLANS, Request, Sides
 from flash_versions.dispatch.request.values import check_values
 
 INTEGERS = (torch.int32, torch.int64)
@@ -27,55 +18,93 @@ def make_request(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Sides | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    kv_starts: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    query_starts: torch.Tensor | None = None,
+    query_ends: torch.Tensor | None = None,
+    num_splits: int | None = None,
     return_lse: bool = False,
-    **options: Unpack[Options],
+    precision: str | Fp8 | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    check: bool = False,
 ) -> Request:
     """The request for a call of `attention`, whose docstring explains the options.
 
     Raises:
-        TypeError: there is no such option.
         ValueError: an argument is malformed; the sentence names it, what was given and what would
             work.
     """
-    asked: dict[str, Any] = {**DEFAULTS, **options, "return_lse": return_lse}
-    if len(asked) > len(DEFAULTS):
-        raise TypeError(f"unknown options: {', '.join(asked.keys() - DEFAULTS.keys())}.")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise no_tensor(name, x)
-    if asked["cu_seqlens_k"] is None and asked["block_table"] is None and k.dim() == 3:
-        asked["cu_seqlens_k"] = asked["cu_seqlens_q"]
+    if cu_seqlens_k is None and block_table is None and k.dim() == 3:
+        cu_seqlens_k = cu_seqlens_q
     q, k, v = in_autocast_dtype(q, k, v)
-    q = _four_dims("q", q, packed=asked["cu_seqlens_q"] is not None)
-    keys_packed = asked["cu_seqlens_k"] is not None and asked["block_table"] is None
-    k = _four_dims("k", k, packed=keys_packed)
-    v = _four_dims("v", v, packed=keys_packed)
+    keys_packed = cu_seqlens_k is not None and block_table is None
+    q = _four_dims("q", q, cu_seqlens_q is not None)
+    k, v = _four_dims("k", k, keys_packed), _four_dims("v", v, keys_packed)
     _check_qkv(q, k, v)
-    seed = _draw_seed(q.device) if asked["dropout_p"] else None
-    for name, checked in CHECKS.items():
-        if asked[name] is not DEFAULTS[name]:
-            asked[name] = checked(name, asked[name])
-    left, right = asked.pop("window") or (None, None)
-    if asked.pop("causal"):
+    # What is a default needs no check.
+    left = right = None
+    if window is not None:
+        left, right = _checked_window("window", window)
+    if causal is not False and _checked_flag("causal", causal):
         right = 0 if right is None else min(right, 0)
-    check = asked.pop("check")
-    if asked["scale"] is None:
-        asked["scale"] = q.shape[-1] ** -0.5
-    for name in OPTIONAL_TENSORS:
-        if asked[name] is not None:
-            if name in INTERVALS:
-                asked[name] = _of_each_key(name, asked, k)
-            else:
-                asked[name] = _contiguous(asked[name])
-    asked["precision"] = checked_precision(asked["precision"], q, k, asked)
-    request = Request(q, k, v, window_left=left, window_right=right, dropout_seed=seed, **asked)
+    scale = q.shape[3] ** -0.5 if scale is None else _checked_positive("scale", scale)
+    if softcap is not None:
+        softcap = _checked_positive("softcap", softcap)
+        if not 2.0**-100 <= scale / softcap <= 2.0**100:
+            raise ValueError(f"scale={scale!r} and softcap={softcap!r} are too far apart for fp32.")
+    seed = None
+    if dropout_p != 0.0:
+        dropout_p = _checked_probability("dropout_p", dropout_p)
+        seed = _draw_seed(q.device) if dropout_p else None
+    if num_splits is not None:
+        num_splits = _checked_count("num_splits", num_splits)
+    return_lse = _checked_flag("return_lse", return_lse)
+    if deterministic is not None:
+        deterministic = _checked_choice("deterministic", deterministic)
+    if query_starts is not None or query_ends is not None:
+        others = {
+            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "kv_lengths": kv_lengths,
+            "kv_starts": kv_starts, "block_table": block_table,
+        }  # fmt: skip
+        query_starts = _of_each_key("query_starts", query_starts, others, k)
+        query_ends = _of_each_key("query_ends", query_ends, others, k)
+    if (
+        precision is not None
+        or q.element_size() == 1
+        or not (q_descale is k_descale is v_descale is None)
+    ):
+        descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        about = {"kv_starts": kv_starts, "cu_seqlens_q": cu_seqlens_q, **descales}
+        about |= {"cu_seqlens_k": cu_seqlens_k, "block_table": block_table}
+        precision = checked_precision(precision, q, k, about)
+    one_cut = cu_seqlens_k is cu_seqlens_q
+    cu_seqlens_q = _contiguous(cu_seqlens_q)
+    request = Request(
+        q, k, v, scale, left, right, softcap, _contiguous(alibi_slopes), _contiguous(sink),
+        dropout_p, seed, cu_seqlens_q, cu_seqlens_q if one_cut else _contiguous(cu_seqlens_k),
+        _contiguous(kv_lengths), _contiguous(kv_starts), _contiguous(block_table), query_starts,
+        query_ends, num_splits, return_lse, precision, q_descale, k_descale, v_descale,
+        deterministic
+    )  # fmt: skip
     _check_lengths(request)
     _check_score_tensors(request)
-    if request.softcap is not None and not 2.0**-100 <= request.scale / request.softcap <= 2.0**100:
-        raise ValueError(
-            f"scale={request.scale!r} and softcap={request.softcap!r} are too far apart for fp32."
-        )
-    if check:
+    if _checked_flag("check", check):
         check_values(request)
     return request
 
@@ -147,20 +176,6 @@ def _checked_window(name: str, window: object) -> Sides:
     return left, right
 
 
-# What is checked by itself, beside the tensors; the default of each needs no check.
-CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "causal": _checked_flag,
-    "window": _checked_window,
-    "scale": _checked_positive,
-    "softcap": _checked_positive,
-    "dropout_p": _checked_probability,
-    "num_splits": _checked_count,
-    "return_lse": _checked_flag,
-    "deterministic": _checked_choice,
-    "check": _checked_flag,
-}
-
-
 def no_tensor(name: str, x: object) -> ValueError:
     """The error of an argument that has to be a tensor."""
     return ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
@@ -228,6 +243,10 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _check_lengths(request: Request) -> None:
     """Shapes and types of what says where the sequences lie, and which of them go together."""
     q, k = request.q, request.k
+    if not request.has_lengths:
+        if k.shape[0] != q.shape[0]:
+            raise other_batch(request)
+        return
     check_integers("cu_seqlens_q", request.cu_seqlens_q, ("batch + 1",), q.device)
     if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
         raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
@@ -250,20 +269,31 @@ def _check_lengths(request: Request) -> None:
                 "begin, so leave kv_starts out."
             )
     elif k.shape[0] != batch and not paged:
-        raise ValueError(
-            f"q has {batch} sequences and k has shape {tuple(k.shape)}; the batch must be equal."
-        )
+        raise other_batch(request)
 
 
-def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Tensor:
-    """An end of each key's interval of queries, as (batch, kv_heads, N)."""
-    for other in ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"):
-        if asked[other] is not None:
+def other_batch(request: Request) -> ValueError:
+    """The error of keys of more or fewer sequences than the queries."""
+    return ValueError(
+        f"q has {request.batch} sequences and k has shape {tuple(request.k.shape)}; the batch must "
+        f"be equal."
+    )
+
+
+def _of_each_key(
+    name: str, x: Any, others: dict[str, torch.Tensor | None], k: torch.Tensor
+) -> torch.Tensor | None:
+    """An end of each key's interval of queries, as (batch, kv_heads, N); none of the others may be
+    given beside it.
+    """
+    if x is None:
+        return None
+    for other, given in others.items():
+        if given is not None:
             raise ValueError(
                 f"{other} and {name} were both given; intervals already say which queries see each "
                 f"key, so leave one of them out (query_ends of 0: no query sees the key)."
             )
-    x = asked[name]
     batch, n, kv_heads, _ = k.shape
     if not isinstance(x, torch.Tensor):
         raise no_tensor(name, x)

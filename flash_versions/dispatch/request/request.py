@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 import torch
 
-from flash_versions.dispatch.precision import DESCALES, GATHERED, Fp8, is_fp8
+from flash_versions.dispatch.precision import GATHERED, Fp8, is_fp8
 
 Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
 
@@ -73,6 +73,17 @@ class Request(Fields):
         return packed or self.kv_lengths is not None or self.kv_starts is not None
 
     @property
+    def has_lengths(self) -> bool:
+        """Whether a tensor says where sequences or their keys lie."""
+        return (
+            self.cu_seqlens_q is not None
+            or self.cu_seqlens_k is not None
+            or self.kv_lengths is not None
+            or self.kv_starts is not None
+            or self.block_table is not None
+        )
+
+    @property
     def has_intervals(self) -> bool:
         """Whether keys say which queries see them."""
         return self.query_starts is not None or self.query_ends is not None
@@ -122,9 +133,7 @@ PLACES = tuple(map(Request._fields.index, TENSORS))
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of `make_request`, and so of `attention`, for type checkers: the fields
-    of `Request` but for what is made from causal and window, or drawn.
-    """
+    """The keyword arguments of `attention`, for type checkers."""
 
     causal: bool
     scale: float | None
@@ -151,12 +160,3 @@ class Options(TypedDict, total=False):
 
 INTERVALS = ("query_starts", "query_ends")
 PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`
-MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
-DEFAULTS: dict[str, Any] = {
-    **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
-    "causal": False,
-    "window": None,
-    "scale": None,
-    "check": False,
-}
-OPTIONAL_TENSORS = tuple(name for name in TENSORS if name in DEFAULTS and name not in DESCALES)

@@ -48,7 +48,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import UNLIMITED, devices
-from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
@@ -251,7 +251,6 @@ def backward(
     views = tuple(View.of(x) for x in (k, v, dk, dv))
     given = (Sequences.of(request), Window(request.window_left, request.window_right))
     launch_backward(
-        (*layout(request), kv_length, *map(placement, (do, o, dlse, lse, statistics))),
         (kv_heads * batch,),
         (queries, *views, *given, q_length, kv_length, kv_heads, request.scale),
         {

@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import TWO_OUTPUTS, LaunchConfig, default_config
 from flash_versions.versions.tiles.algebra import (
@@ -209,7 +209,6 @@ def forward(
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
     statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
     launch_forward(
-        layout(request),
         (tiles * heads * batch,),
         (
             View.of(q),

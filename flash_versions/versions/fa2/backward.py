@@ -38,7 +38,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import (
     KEY_GRADIENTS,
@@ -375,18 +375,16 @@ launch_dq = Launcher(dq_kernel)
 
 
 def compute_delta(
-    key: tuple,
     o: torch.Tensor,
     lse: torch.Tensor,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """delta (batch, heads, M) in fp32, see `delta_kernel`; `key` as a `Launcher` takes it."""
+    """delta (batch, heads, M) in fp32, see `delta_kernel`."""
     batch, q_length, heads, _ = o.shape
     delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     block = 64
     launch_delta(
-        key,
         (cdiv(q_length, block) * heads * batch,),
         (
             View.of(do),
@@ -435,8 +433,7 @@ def backward(
     sides, sequences = (request.window_left, request.window_right), Sequences.of(request)
     given = (ScoreMods.of(request), request.scale)
     lengths = (q_length, kv_length, kv_heads)
-    key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
-    delta = compute_delta(key, o, lse, do, dlse)
+    delta = compute_delta(o, lse, do, dlse)
     row_views = View.of_rows(lse), View.of_rows(delta)
 
     config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
@@ -448,7 +445,6 @@ def backward(
     intervals = listed if alike else Intervals.of(request, config.block_kv)
     about = (tiles.plan, sequences, Window(*sides, intervals))
     launch_dkdv(
-        (*key, intervals and intervals.key),
         (tiles.number * kv_heads * k.shape[0],),
         (*views, *row_views, View.of(dk), View.of(dv), *about, *given, *lengths, tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
@@ -458,7 +454,6 @@ def backward(
     config = q_config
     about = (q_tiles.plan, sequences, Window(*sides, listed))
     launch_dq(
-        (*key, listed and listed.key),
         (q_tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), *about, *given, *lengths, q_tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},

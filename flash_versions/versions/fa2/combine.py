@@ -140,7 +140,6 @@ launch_combine_early = Launcher(combine_kernel, launch_pdl=True)
 
 def combine(
     partials: Partials,
-    key: tuple,
     num_splits: int,
     o: torch.Tensor,
     lse: torch.Tensor,
@@ -151,7 +150,6 @@ def combine(
 
     Args:
         partials: what the splits left.
-        key: that of the forward (see `Launcher`).
         num_splits: their number; with `cut`, that of the shares.
         o: written.
         lse: written.
@@ -166,7 +164,6 @@ def combine(
     block_splits = min(TILE // out.PADDED.value, 1 << (most - 1).bit_length())
     launch = launch_combine_early if overlap else launch_combine
     launch(
-        (*key, cut is None),
         (rows,),
         (partials, out, View.of_rows(lse), cut, num_splits, batch, heads, q_length),
         {"BLOCK_SPLITS": max(16, block_splits), "OVERLAP": overlap},

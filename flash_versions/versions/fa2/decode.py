@@ -38,7 +38,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
@@ -268,9 +268,7 @@ def forward(
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, packed=False)
     overlap = num_splits > 1 and devices.launches_overlap(q.device)
-    key = (*layout(request), num_splits)
     launch_decode(
-        key,
         (programs, num_splits),
         (
             View.of(q),
@@ -299,5 +297,5 @@ def forward(
         config.num_stages,
     )
     if partials is not None:
-        combine(partials, key, num_splits, o, lse, overlap)
+        combine(partials, num_splits, o, lse, overlap)
     return o, lse, None

@@ -42,7 +42,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
@@ -339,10 +339,8 @@ def forward(
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
-    key = (*layout(request), num_splits, intervals and intervals.key)
     mods = ScoreMods.of(request)
     launch_forward(
-        key,
         (programs, num_splits),
         (
             View.of(q),
@@ -372,5 +370,5 @@ def forward(
         config.num_stages,
     )
     if partials is not None:
-        combine(partials, key, num_splits, o, lse)
+        combine(partials, num_splits, o, lse)
     return o, lse, None

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import Rows, View, load_row_values
 
 BLOCK = 4096  # rows that a program loads at once
@@ -41,7 +41,6 @@ def sink_gradient(
     dsink = torch.empty_like(sink)
     batch, heads, length = lse.shape
     launch_sink(
-        (sink.device, *map(placement, (sink, lse, delta))),
         (heads,),
         (dsink, sink, View.of_rows(lse), View.of_rows(delta), batch, length),
         {"BLOCK": BLOCK},

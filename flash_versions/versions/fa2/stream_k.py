@@ -37,7 +37,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
@@ -232,9 +232,7 @@ def forward(
     partials = Partials.allocate(2 * shares, o, packed=False)
     cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
     overlap = shares > 1 and devices.launches_overlap(q.device)
-    key = (*layout(request), shares)
     launch_shares(
-        key,
         (kv_heads * shares,),
         (
             View.of(q),
@@ -264,5 +262,5 @@ def forward(
         config.num_stages,
     )
     if shares > 1:
-        combine(partials, key, shares, o, lse, overlap, cut)
+        combine(partials, shares, o, lse, overlap, cut)
     return o, lse, None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.backward.config import choose_parts, config_of_dims
 from flash_versions.versions.fa3.hopper.config import default_config
 from flash_versions.versions.fa3.hopper.decode import host as decode_hopper
 from flash_versions.versions.fp8.quantize import prepare
@@ -43,7 +45,7 @@ def choose_among(
     faster; the one for Hopper; the portable one.
     """
     if forward.left_to_gathering(request):
-        return decode_hopper.planned(request) or fa2_forward.forward
+        return decode_hopper.forward if decode_hopper.serves(request) else fa2_forward.forward
     return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)
 
 
@@ -53,24 +55,34 @@ def plan_portable(request: Request) -> Forward:
 
 
 def plan_hopper(request: Request) -> Forward:
-    """The kernel for Hopper, with its launch planned."""
-    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-    return partial(forward_hopper.launch, plan)
+    """The kernel for Hopper, as planned for requests of this class."""
+    key = forward_hopper.class_of(request)
+    if key not in plans:
+        plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+        plans[key] = partial(forward_hopper.launch, plan)
+    return plans[key]
 
 
 def choose_backward(request: Request) -> Backward:
-    """The gradients: by the kernel for Hopper, or FA2's."""
+    """The gradients: by the kernel for Hopper, as planned for requests of this class, or FA2's."""
     if gradients_left(request):
         return fa2_backward.backward
-    return partial(backward_hopper.launch, backward_hopper.make_plan(request))
+    parts = choose_parts(request, config_of_dims(request))
+    key = *forward_hopper.class_of(request), parts, request.is_deterministic
+    if key not in plans:
+        plans[key] = partial(backward_hopper.launch, backward_hopper.make_plan(request))
+    return plans[key]
+
+
+plans: dict[tuple, Any] = {}
 
 
 def gradients_left(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None: the reasons of
     the forward but for the splits, which a backward does not have.
     """
-    whole = request._replace(num_splits=1)
-    return forward.left_to_gathering(whole) or backward_hopper.left_to_portable(request)
+    reason = forward.left_to_gathering(request, splits=False)
+    return reason or backward_hopper.left_to_portable(request)
 
 
 def choose_fp8(request: Request, kernel: ForwardQuantized) -> Forward:

@@ -43,7 +43,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import UNLIMITED, devices
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, default_config
 from flash_versions.dispatch.version import WIDE
@@ -58,12 +58,13 @@ from flash_versions.versions.tiles.algebra import (
 )
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
 from flash_versions.versions.tiles.sequences import new_outputs
-from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.tma import describable, describe, undescribable
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
 FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
 L2_BYTES = 32 * 2**20  # of keys and values that stay in the L2 cache while their tiles are computed
+MOST_QUERIES = 128  # of a tile
 MAX_SECTION = 64  # heads; of more, the first tiles would read all keys from memory at once
 MEASURED = {
     64: LaunchConfig(64, 64, num_warps=4, num_stages=3),
@@ -189,33 +190,36 @@ def choose_config(request: Request) -> LaunchConfig:
     return default_config(request.q.shape[1], request, MEASURED, alike=READ_SHARED_MEMORY)
 
 
-def left_to_gathering(request: Request) -> str | None:
+def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     """Why a request is left to kernels that gather rows, as a sentence, or None: to FA2's, or on
-    Hopper to the one for decoding (`hopper/decode`) where that is faster.
+    Hopper to the one for decoding (`hopper/decode`) where that is faster. Without splits, the keys
+    are not to be split, whatever the request says.
     """
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
     if (widest := max(q.shape[3], v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if reason := undescribable(name, x):
-            return reason
-    if devices[q.device].shared_memory < UNLIMITED:
-        major, minor = devices[q.device].capability
-        if major < 9:
-            return (
-                f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
-                f"element."
-            )
-    rows = q.shape[0] * q.shape[1] // max(1, request.batch)
+    if not (describable(q) and describable(k) and describable(v)):
+        return undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
+    capability, shared_memory, num_sms = devices[q.device]
+    if shared_memory < UNLIMITED and capability[0] < 9:
+        return (
+            f"compute capability {capability[0]}.{capability[1]} has no TMA: descriptors would "
+            f"load element by element."
+        )
+    length, heads = q.shape[1], q.shape[2] * q.shape[0]
+    rows = q.shape[0] * length // max(1, request.batch)
     if rows < FEW_ROWS:
         return (
             f"the sequences have fewer than {FEW_ROWS} query rows ({rows}): FA2 packs the query "
             f"heads of a key head into a tile."
         )
+    # Whatever the tiles, so many fill the GPU.
+    if not splits or (request.num_splits is None and cdiv(length, MOST_QUERIES) * heads >= num_sms):
+        return None
     config = choose_config(request)
-    programs = cdiv(q.shape[1], config.block_q) * q.shape[2] * q.shape[0]
+    programs = cdiv(length, config.block_q) * heads
     if (num_splits := splits_of(request, programs, config.block_kv)) > 1:
         return f"the keys are to be split in {num_splits}, which FA2 does."
     return None
@@ -267,7 +271,6 @@ def forward(
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
     launch_forward(
-        layout(request),
         (total,),
         (
             describe(q, config.block_q),

@@ -12,6 +12,7 @@ from flash_versions.dispatch.verified import is_verified
 from flash_versions.dispatch.version import Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa3.hopper.config import prefers_order, prefers_order_in_fp8
+from flash_versions.versions.fa3.hopper.host import class_of
 from flash_versions.versions.fa4 import ablation, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
@@ -28,14 +29,20 @@ def choose_forward(request: Request) -> Forward:
 
 
 def plan_hopper(request: Request) -> Forward:
-    """The kernel for Hopper, with its launch planned. Where products take less time than the
-    softmax, three consumers that wait for each product may be faster than two that overlap theirs.
-    FA4's kernel always overlaps, so FA3's serves.
+    """The kernel for Hopper, as planned for requests of this class. Where products take less time
+    than the softmax, three consumers that wait for each product may be faster than two that overlap
+    theirs. FA4's kernel always overlaps, so FA3's serves.
     """
-    if prefers_order(request):
-        return fa3.plan_hopper(request)
-    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-    return partial(forward_hopper.launch, plan)
+    key = class_of(request)
+    if key not in plans:
+        if prefers_order(request):
+            return fa3.plan_hopper(request)
+        plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+        plans[key] = partial(forward_hopper.launch, plan)
+    return plans[key]
+
+
+plans: dict[tuple, Forward] = {}
 
 
 def plan_portable(request: Request) -> Forward:
@@ -43,15 +50,9 @@ def plan_portable(request: Request) -> Forward:
     as it never ran on hardware, only where it was verified.
     """
     if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(request):
-        return plan_blackwell(request)
+        return forward_blackwell.forward
     planned = fa3.plan_portable(request)
     return forward.forward if planned is fa3.forward.forward else planned
-
-
-def plan_blackwell(request: Request) -> Forward:
-    """The kernel for Blackwell, with its launch planned."""
-    plan = forward_blackwell.make_plan(request, forward_blackwell.default_config(request))
-    return partial(forward_blackwell.launch, plan)
 
 
 def choose_blackwell(request: Request) -> Forward:
@@ -64,7 +65,7 @@ def choose_blackwell(request: Request) -> Forward:
             f"simulated, so run python -m flash_versions.verify before you rely on it.",
             stacklevel=2,
         )
-    return plan_blackwell(request)
+    return forward_blackwell.forward
 
 
 def forward_quantized(

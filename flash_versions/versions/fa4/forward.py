@@ -46,7 +46,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa3.forward import (
@@ -274,7 +274,6 @@ def forward(
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
     launch_forward(
-        (*layout(request), threshold, eighths, counts is None),
         (total,),
         (
             describe(q, config.block_q),

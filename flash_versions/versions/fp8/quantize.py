@@ -28,7 +28,6 @@ from functools import cache
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import placement
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Fp8, Quantized, is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fp8.kernels import TILE, launch_quantize, launch_transpose
@@ -114,7 +113,6 @@ def transpose_values(v8: torch.Tensor, kv_lengths: torch.Tensor | None = None) -
         return out
     with devices.on_device(v8):
         launch_transpose(
-            (v8.device, v8.shape, *map(placement, (x, kv_lengths))),
             (batch * kv_heads * tiles,),
             (View.of(x), _view_of_values(y), kv_lengths, n, kv_heads, tiles),
             {},
@@ -205,8 +203,6 @@ def _launch(
     largest = None if reference is None else reference.view(torch.int32)
     with devices.on_device(q):
         launch_quantize(
-            (q.device, q.shape, k.shape, v.shape, how.dtype, largest is None)
-            + tuple(map(placement, (*inputs, *scales, kv_lengths))),
             (programs,),
             (
                 views,

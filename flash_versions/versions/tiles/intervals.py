@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import PLANS, Request
 from flash_versions.versions.tiles.algebra import EVER, blocks_in_span, mask_outside, mask_scores
 from flash_versions.versions.tiles.rows import cdiv
@@ -91,7 +91,7 @@ class Intervals(NamedTuple):
     def made(cls, request: Request, block_kv: int, block_q: int | None, parts: int) -> "Intervals":
         """`of`, made anew."""
         batch_lines, head_lines, lines, blocks = shape_of(request, block_kv)
-        key, q_length, kv_length = layout(request), request.q.shape[1], request.k.shape[1]
+        q_length, kv_length = request.q.shape[1], request.k.shape[1]
         new = partial(torch.empty, dtype=torch.int32, device=request.q.device)
         bounds, spans = new((lines, blocks, 2, block_kv)), new((lines, blocks, 4))
         heads = request.k.shape[2] if head_lines else 1
@@ -99,7 +99,6 @@ class Intervals(NamedTuple):
         for x in (request.query_starts, request.query_ends):
             arguments += [x, *(x.stride()[:2] if x is not None else (0, 0))]
         launch_fold(
-            key,
             (blocks * lines,),
             (
                 bounds, spans, *arguments, request.window_left, request.window_right, q_length,
@@ -113,17 +112,11 @@ class Intervals(NamedTuple):
             tiles = cdiv(q_length * group, block_q)
             lists = new((lines, tiles, 2 + blocks))
             launch_list(
-                key,
                 (tiles * lines,),
                 (lists, spans, q_length, blocks, tiles),
                 {"GROUP": group, "BLOCK_Q": block_q, "PARTS": parts, "AT_ONCE": AT_ONCE},
             )
         return cls(bounds, spans, lists, *(2 * n for n in (batch_lines, head_lines, blocks, tiles)))
-
-    @property
-    def key(self) -> tuple:
-        """What compiled code may depend on beside the request's layout."""
-        return self.batch_lines, self.head_lines, self.blocks, self.tiles
 
 
 def kept_plans(request: Request) -> dict | None:

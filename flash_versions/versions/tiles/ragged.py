@@ -13,12 +13,14 @@ counted modulo 2^64, and FAR times (2^34 elements less a row) is, modulo 2^64, F
 Source: `triton.tools.ragged_tma`, which comes with Triton.
 """
 
+from functools import cache
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.versions.tiles.tma import described, swizzled_descriptor
+from flash_versions.versions.tiles.tma import Box, box_steps, swizzled
 from flash_versions.versions.tiles.varlen_scheduler import LINE_SIZE
 
 FAR = gl.constexpr(2**30)
@@ -35,21 +37,22 @@ def describe_ragged(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> Te
     Raises:
         ValueError: it has more than 2^30 rows.
     """
+    return ragged_box(x.dtype, rows, dims, heads)(x)
+
+
+@cache
+def ragged_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
+    """Boxes as `describe_ragged` has them."""
+    return Box(swizzled(dtype, [1, 1, heads, rows, dims]), ragged_steps)
+
+
+def ragged_steps(x: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Shape and strides of the descriptor of `describe_ragged`."""
     total = x.shape[1] if x.shape[0] == 1 else x.stride(0) // x.stride(1) * x.shape[0]
     if total > FAR.value:
         raise ValueError(f"{total} rows are too many; 2^30 are possible.")
-    return described(ragged_descriptor, x, rows, dims, heads)
-
-
-def ragged_descriptor(
-    x: torch.Tensor, shape: list[int], strides: list[int], box: list[int]
-) -> TensorDescriptor:
-    """The boxes of `describe_ragged`."""
-    _, heads, _, dim = shape
-    _, head, row, _ = strides
-    return swizzled_descriptor(
-        x, [ANY, ANY, heads, FAR.value, dim], [BACK - row, row, head, row, 1], [1, *box]
-    )
+    (_, heads, _, dim), (_, head, row, _) = box_steps(x)
+    return [ANY, ANY, heads, FAR.value, dim], [BACK - row, row, head, row, 1]
 
 
 @gluon.jit

@@ -7,7 +7,7 @@ a head_dim that is no power of two.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,85 +18,103 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
-MAX_KNOWN = 4096
+
+class Box:
+    """How tensors are cut into boxes: of a tensor that is not `undescribable` it gives the
+    descriptor.
+
+    Args:
+        like: a descriptor with such boxes, of any tensor. It was checked; to copy it and change the
+            tensor takes a fraction of the time.
+        steps: of a tensor, the shape and the strides that its descriptor has.
+    """
+
+    def __init__(self, like: Any, steps: Callable[[torch.Tensor], tuple[list, list]]) -> None:
+        self.kind, self.fields, self.steps = type(like), vars(like), steps
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """The descriptor of a tensor."""
+        shape, strides = self.steps(x)
+        made: Any = object.__new__(self.kind)
+        made.__dict__ = {**self.fields, "base": x, "shape": shape, "strides": strides}
+        return made
 
 
 def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """A (batch, length, heads, dim) tensor as boxes of `rows` rows of one head, each as wide as a
     tile.
     """
-    return described(TensorDescriptor, x, rows, padded_head_dim(x.shape[3]))
+    return portable_box(x.dtype, rows, padded_head_dim(x.shape[3]))(x)
 
 
 def describe_swizzled(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> GluonDescriptor:
     """A (batch, length, heads, dim) tensor for TMA, as boxes of `rows` rows and `dims` dims of one
     head, or of several. What lies outside of the tensor reads as 0 and is not written.
     """
-    return described(swizzled_descriptor, x, rows, dims, heads)
+    return swizzled_box(x.dtype, rows, dims, heads)(x)
 
 
-def swizzled_descriptor(
-    x: torch.Tensor, shape: list[int], strides: list[int], box: list[int]
-) -> GluonDescriptor:
-    """Boxes that lie in shared memory swizzled, so that the tensor cores meet no bank twice."""
-    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON_DTYPES[x.dtype])
-    return GluonDescriptor(x, shape, strides, box, layout)
+@cache
+def portable_box(dtype: torch.dtype, rows: int, dims: int) -> Box:
+    """Boxes of a portable kernel."""
+    box = [1, 1, rows, dims]
+    x = torch.empty(box, dtype=dtype, device="meta")
+    return Box(TensorDescriptor(x, box, [*x.stride()], box), box_steps)
 
 
-def described(
-    make: Callable[..., Any], x: torch.Tensor, rows: int, dims: int, heads: int = 1
-) -> Any:
-    """`make(x, shape, strides, box)` for an x that is not `undescribable`, with boxes of rows and
-    dims of so many heads.
+@cache
+def swizzled_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
+    """Boxes as `describe_swizzled` has them."""
+    return Box(swizzled(dtype, [1, heads, rows, dims]), box_steps)
 
-    All of a descriptor but the address follows from the tensor's type, shape and strides: one that
-    was made, and checked, before is copied, which takes a fraction of the time.
+
+def swizzled(dtype: torch.dtype, box: list[int]) -> GluonDescriptor:
+    """A descriptor of boxes that lie in shared memory swizzled, so that the tensor cores meet no
+    bank twice.
     """
-    key = (make, x.dtype, x.shape, x.stride(), rows, dims, heads)
-    like = known.get(key)
-    if like is None:
-        if len(known) >= MAX_KNOWN:
-            known.clear()
-        found = make(x, *box_steps(x), [1, heads, rows, dims])
-        like = known[key] = (type(found), {**vars(found), "base": None})
-    kind, fields = like
-    copy: Any = object.__new__(kind)
-    copy.__dict__ = {**fields, "base": x}
-    return copy
-
-
-known: dict[tuple, tuple[type, dict[str, Any]]] = {}  # classes and fields of descriptors
+    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON_DTYPES[dtype])
+    x = torch.empty(box, dtype=dtype, device="meta")
+    return GluonDescriptor(x, box, [*x.stride()], box, layout)
 
 
 def box_steps(x: torch.Tensor) -> tuple[list[int], list[int]]:
     """Shape and strides of a (batch, length, heads, dim) tensor as (batch, head, row, dim)."""
-    x = x.transpose(1, 2)
+    batch, length, heads, dim = x.shape
+    of_batch, of_row, of_head, _ = x.stride()
     # The stride of a single element may be anything, and a descriptor must like it all the same.
-    strides = [16 if n == 1 else stride for n, stride in zip(x.shape[:3], x.stride())]
-    return list(x.shape), [*strides, 1]
+    if batch == 1:
+        of_batch = 16
+    if heads == 1:
+        of_head = 16
+    if length == 1:
+        of_row = 16
+    return [batch, heads, length, dim], [of_batch, of_head, of_row, 1]
+
+
+def describable(x: torch.Tensor) -> bool:
+    """Whether a tensor is not `undescribable`, of which most are contiguous."""
+    if x.is_contiguous() and x.data_ptr() % 16 == 0 and x.numel():
+        return x.shape[3] * x.element_size() % 16 == 0
+    return undescribable("x", x) is None
 
 
 def undescribable(name: str, x: torch.Tensor) -> str | None:
     """Why no descriptor can address a (batch, length, heads, dim) tensor, as a sentence, or
     None.
     """
-    aligned = x.data_ptr() % 16 == 0
-    return undescribable_steps(name, aligned, x.shape, x.stride(), x.element_size())
-
-
-@lru_cache(MAX_KNOWN)
-def undescribable_steps(
-    name: str, aligned: bool, shape: torch.Size, strides: tuple[int, ...], itemsize: int
-) -> str | None:
-    """`undescribable` of a tensor with this shape; strides in elements."""
-    if shape.numel() == 0:
-        return f"{name} is empty, and a descriptor has no empty dimension."
-    if not aligned:
+    if x.data_ptr() % 16:
         return f"{name} does not begin at a multiple of 16 bytes, where a descriptor has to."
-    for n, stride in zip(shape[:3], strides):
-        if n > 1 and (stride == 0 or stride * itemsize % 16):
-            return (
-                f"{name} has strides {strides}; a descriptor steps by positive multiples of 16 "
-                f"bytes."
-            )
+    (batch, length, heads, dim), strides = x.shape, x.stride()
+    of_batch, of_row, of_head, _ = strides
+    if not (batch and length and heads and dim):
+        return f"{name} is empty, and a descriptor has no empty dimension."
+    vector = 16 // x.element_size()
+    if (
+        (batch > 1 and (of_batch % vector or not of_batch))
+        or (length > 1 and (of_row % vector or not of_row))
+        or (heads > 1 and (of_head % vector or not of_head))
+    ):
+        return (
+            f"{name} has strides {strides}; a descriptor steps by positive multiples of 16 bytes."
+        )
     return None

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows, cdiv
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
@@ -92,11 +92,6 @@ def lay_out(
         programs = max(programs, FILLING)
     sequences = Sequences.of(request)
     launch_lay_out(
-        (
-            request.q.device,
-            request.k.shape[1] if request.block_table is not None else None,
-            *map(placement, (*sequences[:5], *results)),
-        ),
         (programs,),
         (
             plans,

@@ -1,19 +1,25 @@
 """What the host does for a launch: little, and nothing that another call has left behind.
 
-The answer that was not remembered is the oracle of the one that was.
+What is planned anew is the oracle of a plan that other calls made.
 """
 
-import sys
+import random
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import tma as descriptor
 from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
@@ -78,8 +84,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", ["fa3", "fa4"])
-def test_what_is_remembered_is_what_would_be_decided_anew(name, launches, monkeypatch):
-    """Every call after every other; then again, so that all of them are warm."""
+def test_a_plan_of_other_calls_is_what_would_be_planned_anew(name, launches):
+    """Every call after every other; then again, so that all plans are there."""
     cases = {call: (make(), options) for call, (make, options) in CALLS.items()}
 
     def launched(call):
@@ -89,10 +95,10 @@ def test_what_is_remembered_is_what_would_be_decided_anew(name, launches, monkey
         return launches.copy()
 
     warm = [{call: launched(call) for call in cases} for _ in range(3)]
-    monkeypatch.setattr(launch, "on_gpu", lambda request: False)
-    for launcher in LAUNCHERS.values():
-        launcher.compiled.clear()
-    anew = {call: launched(call) for call in cases}
+    anew = {}
+    for call in cases:
+        forget()
+        anew[call] = launched(call)
     for call, expected in anew.items():
         assert len(expected) == (6 if "sink" in call else 4), f"{call} does not come here"
         for round in warm:
@@ -104,6 +110,95 @@ def test_what_is_remembered_is_what_would_be_decided_anew(name, launches, monkey
             constants, _ = told[2]
             assert list(told[-len(constants) :]) == [noted(x) for x in constants.values()]
     assert len({str(told) for told in anew.values()}) == len(anew), "two calls are one"
+
+
+def forget():
+    """Drop all plans, and what was compiled."""
+    for version in (fa3, fa4):
+        version.plans.clear()
+    for launcher in LAUNCHERS.values():
+        launcher.compiled.clear()
+
+
+DIMS = ((64, 64), (72, 72), (96, 96), (128, 128), (192, 128), (256, 256))
+
+
+def any_request(rng):
+    """A request that the kernels for Hopper serve, of tensors without memory."""
+    (D, D_v), group = rng.choice(DIMS), rng.choice([1, 1, 2, 4, 6])
+    packed, causal = rng.random() < 0.3, rng.random() < 0.6
+    batch, M = (1 if packed else rng.choice([1, 2, 8])), rng.randint(64, 6000)
+    N = (
+        M
+        if packed or rng.random() < 0.5
+        else rng.choice([rng.randint(64, 9000), M + rng.choice([8, 16, 32, 96, 128])])
+    )
+    kv_heads = rng.choice([2, 4, 8])
+    shapes = (batch, M, kv_heads * group, D), (batch, N, kv_heads, D), (batch, N, kv_heads, D_v)
+    q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    request = make_request(q, k, v, causal=causal)
+    changes = {
+        "cu_seqlens_q": packed, "kv_lengths": not packed and rng.random() < 0.1,
+        "sink": rng.random() < 0.1, "alibi_slopes": rng.random() < 0.1,
+    }  # fmt: skip
+    sizes = {"cu_seqlens_q": rng.randint(2, 20), "kv_lengths": batch}
+    given: dict = {
+        name: torch.empty(sizes.get(name, kv_heads * group), device="meta", dtype=torch.int32)
+        for name, is_given in changes.items()
+        if is_given
+    }
+    if packed:
+        given["cu_seqlens_k"] = given["cu_seqlens_q"]
+    if rng.random() < 0.15:
+        given["softcap"] = 20.0
+    if rng.random() < 0.15:
+        given["window_left"] = rng.choice([1, 64, 1000])
+    if rng.random() < 0.1:
+        given["window_right"] = rng.choice([None, 0, 3, 64])
+    return request._replace(deterministic=rng.random() < 0.2, **given)
+
+
+def test_requests_of_one_class_have_one_plan(launches, monkeypatch):
+    """However ragged the data, there are few plans, and each is right for all of its requests."""
+    rng = random.Random(0)
+    for n in range(2000):
+        request = any_request(rng)
+        for choose in (fa3.plan_hopper, fa4.plan_hopper, planned_backward):
+            found = choose(request).args[0]
+            kept = [{**version.plans} for version in (fa3, fa4)]
+            fa3.plans.clear()
+            fa4.plans.clear()
+            anew = choose(request).args[0]
+            assert found.config == anew.config, (n, choose, request)
+            assert found.constants == anew.constants, (n, choose, request)
+            for version, plans in zip((fa3, fa4), kept):
+                version.plans.clear()
+                version.plans.update(plans)
+
+
+MEMORY = [torch.zeros(5000 * 1024, dtype=torch.bfloat16) for _ in range(3)]
+
+
+def planned_backward(request):
+    """The gradients, by the kernel for Hopper."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fa3, "gradients_left", lambda request: None)
+        return fa3.choose_backward(request)
+
+
+def test_new_lengths_are_no_new_plans(launches):
+    """2,000 lengths of one kind, forward and backward; packed sequences, too."""
+    rng = random.Random(1)
+    for n in range(2000):
+        M = rng.randint(1024, 5000)
+        bounds = torch.tensor([0, M // 3, M], dtype=torch.int32)
+        shape = (M, 8, 128) if n % 2 else (1, M, 8, 128)
+        tensors = [backing[: M * 1024].view(shape).detach().requires_grad_() for backing in MEMORY]
+        step("auto", tensors, causal=True, **({"cu_seqlens_q": bounds} if n % 2 else {}))
+        launches.clear()
+    assert len(fa4.plans) + len(fa3.plans) <= 24
+    forms = {name: len(launcher.compiled) for name, launcher in LAUNCHERS.items()}
+    assert max(forms.values()) <= 16, forms
 
 
 @pytest.mark.parametrize("D", [64, 256])
@@ -152,52 +247,33 @@ def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
             attention(*leaves, block_table=table, version="fa3")
 
 
-SPECIALIZED = ("window_left", "window_right", "softcap", "dropout_p", "precision")
+@triton.jit
+def any_kernel(x, n, pair, scale):
+    """Whatever is compiled for such arguments."""
 
 
-def test_a_description_says_everything():
-    """Each field and each property of a tensor makes another."""
-    q, k, v = (x.detach() for x in inputs())
-    plain = make_request(q, k, v)
-    others = {
-        "scale": 0.5, "window_left": 1, "window_right": 1, "softcap": 2.0, "dropout_p": 0.5,
-        "num_splits": 2, "return_lse": True, "precision": "fp8", "deterministic": True,
-    }  # fmt: skip
-    tensors = [name for name in plain._fields if name not in others]
-    requests = [plain, *[plain._replace(**{name: x}) for name, x in others.items()]]
-    for name in tensors:
-        x = getattr(plain, name)
-        x = torch.zeros(4, 4, 4, 4) if x is None else x
-        changed = [x.double(), x[:1], x.transpose(0, 1), late(x)]
-        requests += [plain._replace(**{name: y}) for y in changed]
-    requests.append(make_request(*(x.to("meta") for x in (q, k, v))))
-    assert len({launch.description(request) for request in requests}) == len(requests)
-    again = make_request(q.clone(), k.clone(), v.clone())
-    assert launch.description(again) == launch.description(plain)
-    # A compiled form may be made for numbers that are multiples of 16, and for None.
-    compiled = [plain, *[plain._replace(**{name: others[name]}) for name in SPECIALIZED]]
-    compiled += [plain._replace(**{x: f(plain.q)}) for x in "qkv" for f in (by_heads, late)]
-    compiled += [plain._replace(q=q[:, :3]), plain._replace(sink=torch.ones(4))]
-    assert len({launch.layout(request) for request in compiled}) == len(compiled)
+def arguments(rng):
+    """Arguments of the kernel, of all kinds that Triton tells apart."""
+    memory = torch.zeros(64, dtype=rng.choice([torch.float16, torch.bfloat16]))
+    x = memory[rng.choice([0, 1, 8]) :]
+    number = partial(rng.choice, [1, 2, 16, 17, 32, 0, -16, 2**31 - 1, 2**31, 2**40, -(2**31)])
+    pair = rng.choice([(x, number()), (x, None), (None, number())])
+    return rng.choice([x, None]), number(), pair, rng.choice([1.0, 2.0])
 
 
-@pytest.mark.parametrize("name", ["fa3", "fa4"])
-def test_a_warm_call_decides_nothing_anew(name, launches):
-    leaves, entered = inputs(), []
-    for _ in range(4):
-        step(name, leaves, causal=True)
-
-    def note(frame, event, _):
-        file = frame.f_code.co_filename
-        if event == "call" and "/flash_versions/" in file and "/tests/" not in file:
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        step(name, leaves, causal=True)
-    finally:
-        sys.setprofile(None)
-    assert not {"make_plan", "choose_config", "layout", "default_config", "box_steps"} & {*entered}
+def test_kinds_are_what_triton_tells_apart():
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    bind = create_function_from_signature(any_kernel.signature, any_kernel.params, backend)
+    rng, kinds, compiled = random.Random(0), set(), set()
+    both = set()
+    for _ in range(3000):
+        given = arguments(rng)
+        kind, form = str(launch.kinds_of(given)), str(bind(*given)[1])
+        kinds.add(kind)
+        compiled.add(form)
+        both.add((kind, form))
+    assert len(both) == len(kinds), "one kind, two forms"
+    assert len(both) == len(compiled), "one form, two kinds"
 
 
 def test_a_copied_descriptor_is_like_a_new_one_and_keeps_no_tensor():

@@ -32,6 +32,7 @@ NOT_REPLAYED = {"lengths of a cache": "aten.clone"}
 def launches(monkeypatch):
     """What is launched, as (kernel, grid, arguments, which of them are addresses)."""
     on_a_gpu(monkeypatch)
+    monkeypatch.setattr(keys, "OFTEN", 1)
     monkeypatch.setitem(LAUNCHERS, "lay out", varlen_scheduler.launch_lay_out)
     with noted_launches(monkeypatch, flat) as found:
         yield found
@@ -133,6 +134,19 @@ def test_tensors_that_begin_at_one_address(objects, case, launches):
         addresses = {value for told in launches for part in told[3:] for _, value in part}
         assert {x.data_ptr() for x in (*tensors, o)} <= addresses
     assert len(kept()) == 2 and kept()[0].forward.replay is not None
+
+
+def test_a_call_that_comes_seldom_is_not_kept(launches, monkeypatch):
+    """Of a hundred lengths three times each, none; one that comes more often is replayed."""
+    monkeypatch.setattr(keys, "OFTEN", 4)
+    for _ in range(3):
+        for length in range(256, 356):
+            step("fa3", inputs(M=length, N=length), causal=True)
+    assert not kept()
+    for _ in range(4):
+        step("fa3", inputs(), causal=True)
+    (call,) = kept()
+    assert call.forward.replay is not None and call.usual is not None
 
 
 def other_strides(x):

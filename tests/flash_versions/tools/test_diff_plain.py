@@ -42,11 +42,11 @@ class Call:
         self.options = {"threshold": 8.0, "eighths": 2} if version == "fa4" else {}
         real = Launcher.__call__
 
-        def launch(launcher, key, grid, arguments, constants, *options):
+        def launch(launcher, grid, arguments, constants, *options):
             names = launcher.kernel.arg_names
             given = dict(zip(names, (*arguments, *constants.values()), strict=True))
             self.launches.append((launcher.kernel.fn.__name__, grid, given))
-            return real(launcher, key, grid, arguments, constants, *options)
+            return real(launcher, grid, arguments, constants, *options)
 
         monkeypatch.setattr(Launcher, "__call__", launch)
 

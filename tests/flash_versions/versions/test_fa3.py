@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import panel_widths
@@ -167,7 +166,7 @@ def test_what_is_left_to_fa2(name, version, device, monkeypatch):
     gathered, asked = portable.left_to_gathering(request), portable.left_for_options(request)
     assert sentence in (gathered or asked)
     monkeypatch.setattr(forward_hopper, "left_to_portable", lambda request: "no Hopper")
-    monkeypatch.setattr(fa3.decode_hopper, "planned", lambda request: None)
+    monkeypatch.setattr(fa3.decode_hopper, "serves", lambda request: False)
     assert VERSIONS[version].forward.choose(request) is fa2_forward.forward
     assert VERSIONS[version].unsupported(request) is None
     if asked:
@@ -227,7 +226,6 @@ def test_gradients_are_those_of_the_kernel_for_hopper_or_fa2s(version, device, m
     gradients = VERSIONS[version].backward(*given)
     expected = fa2_backward.backward(*given)
     assert all(torch.equal(x, y) for x, y in zip(gradients[:3], expected)) and not found
-    monkeypatch.setattr(launch, "decided", {})
     monkeypatch.setattr(backward_hopper, "left_to_portable", lambda request: None)
     VERSIONS[version].backward(*given)
     assert found == [given]

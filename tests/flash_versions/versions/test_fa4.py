@@ -227,9 +227,8 @@ def test_it_is_reached_by_its_name_only(device):
 @pytest.mark.parametrize("verified", [False, True])
 def test_one_line_says_that_it_is_not_verified(verified, monkeypatch, recwarn):
     monkeypatch.setattr(fa4, "is_verified", lambda kernel, device: verified)
-    monkeypatch.setattr(fa4, "plan_blackwell", lambda request: "planned")
     on_gpu = SimpleNamespace(q=SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
-    assert fa4.choose_blackwell(on_gpu) == "planned"
+    assert fa4.choose_blackwell(on_gpu) is fa4.forward_blackwell.forward
     assert ["not verified on this GPU" in str(warning.message) for warning in recwarn] == [
         True for _ in range(not verified)
     ]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_versions import attention
+from flash_versions.dispatch.launch import kinds_of
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
@@ -134,8 +135,8 @@ def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
     """int32 and int64 bounds, aligned and not, need different code: never the same key."""
     keys = []
 
-    def note(key, grid, arguments, constants):
-        keys.append((key, *constants.values()))
+    def note(grid, arguments, constants):
+        keys.append((*kinds_of(arguments), *constants.values()))
 
     monkeypatch.setattr(varlen_scheduler, "launch_lay_out", note)
     q, k, v = packed_inputs([20], [20], device)

@@ -102,8 +102,6 @@ def noted_launches(monkeypatch, tell=noted):
         monkeypatch.setattr(launcher, "compiled", {})
     driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
     monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
-    monkeypatch.setattr(launch, "on_gpu", lambda request: True)
-    monkeypatch.setattr(launch, "decided", {})
     pair = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setitem(recording.lasting, pair.data_ptr(), pair)
     monkeypatch.setattr(tile_scheduler.Counters, "take", lambda *given: pair)

@@ -32,7 +32,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, constant_in_compile, devices
-from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
@@ -57,7 +57,7 @@ from flash_versions.versions.tiles.score_mods import (
     sink_state,
 )
 from flash_versions.versions.tiles.sequences import Sequences
-from flash_versions.versions.tiles.tma import described
+from flash_versions.versions.tiles.tma import portable_box
 from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
 OFFSET = tl.constexpr(P_OFFSET)
@@ -294,7 +294,7 @@ def choose_config(request: Request) -> LaunchConfig:
 
 def describe(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A (batch, rows, heads, columns) tensor as boxes of one head."""
-    return described(TensorDescriptor, x, rows, columns)
+    return portable_box(x.dtype, rows, columns)(x)
 
 
 def scales(x: torch.Tensor, blocks: int) -> View:
@@ -334,13 +334,7 @@ def forward(
     device = request.q.device
     o = torch.empty((batch, q_length, heads, head_dim_v), dtype=request.out_dtype, device=device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=device)
-    key = (
-        *layout(request),
-        *map(placement, quantized),
-        *(stride for view in views for stride in view[1:4]),
-    )
     launch_forward(
-        key,
         (total,),
         (
             describe(quantized.q, config.block_q, width),

@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
@@ -18,25 +18,29 @@ from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
     default_config,
     has_fp16_scores,
+    heads_of_tile,
+    prefers_order,
+    prefers_two_consumers,
 )
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
 from flash_versions.versions.tiles import wgmma
+from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
-from flash_versions.versions.tiles.ragged import FAR, describe_ragged
+from flash_versions.versions.tiles.ragged import FAR, ragged_box
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
-from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_box
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
 EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
+GIVEN = "slopes", "sinks"  # see `Launcher`
+
 counters = Counters()
-launch_forward = Launcher(forward_kernel)
+launch_forward = Launcher(forward_kernel, GIVEN)
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -63,13 +67,13 @@ def left_to_portable(request: Request) -> str | None:
     return None
 
 
-def describe_inputs(
-    request: Request, plan: Plan
-) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
-    """Q, K and V as boxes, of the first panel of their head dims."""
-    q, k, v = request.q, request.k, request.v
-    widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
-    config = plan.config
+def boxes_of(request: Request, config: HopperConfig) -> tuple[Box | None, ...]:
+    """How Q, K, V and O are cut into boxes, of the first panel of their head dims; then how Q, K
+    and V are of the second one, None where there is no second one.
+
+    Raises:
+        ValueError: the configuration does not fit the request.
+    """
     if config.heads > 1 and request.alibi_slopes is not None:
         raise ValueError("heads of one tile share no slope; use heads=1.")
     if request.group % config.heads:
@@ -77,31 +81,24 @@ def describe_inputs(
             f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
             f"a key head; use a divisor."
         )
-    describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
-    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    return (
-        describe_q(q, WARPGROUP_ROWS.value // config.heads, widths[0], config.heads),
-        describe(k, config.block_kv, widths[0]),
-        describe(v, config.block_kv, widths_v[0]),
+    dtype, dim_v = request.q.dtype, request.v.shape[3]
+    # Tiles of 8-bit numbers are padded to one panel.
+    widths = panel_widths if request.precision is None else lambda dim: (box_width(dim),)
+    (width, *second), (width_v, *second_v) = widths(request.q.shape[3]), widths(dim_v)
+    box = ragged_box if request.is_ragged else swizzled_box
+    box_q = swizzled_box if request.cu_seqlens_q is None else ragged_box
+    width_o = min(
+        config.o_columns, width_v if second_v else box_width(cdiv(dim_v, O_MULTIPLE) * O_MULTIPLE)
     )
-
-
-def describe_second_panels(request: Request, plan: Plan, none: Any) -> list:
-    """Q, K and V as boxes of the second panel of their head dims; `none` where the tensor has only
-    one panel.
-    """
-    boxes = [none] * 3
-    describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
-    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    block_kv = plan.config.block_kv
-    if plan.constants["PANELS"] == 2:
-        _, width = panel_widths(request.q.shape[3])
-        boxes[0] = describe_q(request.q, *plan.config.q_box(width))
-        boxes[1] = describe(request.k, block_kv, width)
-    if plan.constants["PANELS_V"] == 2:
-        _, width = panel_widths(request.v.shape[3])
-        boxes[2] = describe(request.v, block_kv, width)
-    return boxes
+    return (
+        box_q(dtype, *config.q_box(width)),
+        box(dtype, config.block_kv, width),
+        box(dtype, config.block_kv, width_v),
+        box_q(request.out_dtype, *config.q_box(width_o)),
+        box_q(dtype, *config.q_box(second[0])) if second else None,
+        box(dtype, config.block_kv, second[0]) if second else None,
+        box(dtype, config.block_kv, second_v[0]) if second_v else None,
+    )
 
 
 def kv_apart(request: Request) -> int | None:
@@ -137,30 +134,31 @@ def num_programs(request: Request, config: HopperConfig) -> int:
 def tensors(
     request: Request,
     plan: Plan,
-    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor],
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None,
     o: torch.Tensor,
     lse: torch.Tensor,
     scales: tuple[torch.Tensor, ...] | None,
 ) -> tuple:
-    """The arguments of the kernel that are tensors."""
-    config = plan.config
+    """The arguments of the kernel that are tensors; where there is none, the LSE stands for it."""
+    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
+    q_box, k_box, v_box, o_box, *seconds = plan.boxes
     bounds: Any = lse
     lists: torch.Tensor | None = lse
     tiles: torch.Tensor | None = lse
-    if plan.constants["LISTED"]:
+    if constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
-    if plan.constants["RAGGED"]:
+    if constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
-    describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    two_of_v = plan.constants["PANELS_V"] == 2
-    two = plan.constants["PANELS"] == 2 or two_of_v
-    width_v = panel_widths(o.shape[3])[0] if two_of_v else box_width(o.shape[3])
-    width = min(config.o_columns, width_v)
+    second: Any = lse, lse, lse
+    if boxes is None:
+        boxes = q_box(q), k_box(k), v_box(v)
+        if seconds != NO_SECOND:
+            second = [lse if box is None else box(x) for box, x in zip(seconds, (q, k, v))]
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value // config.heads, width, config.heads),
-        *(describe_second_panels(request, plan, lse) if two else (lse, lse, lse)),
+        o_box(o),
+        *second,
         lse,
         counters.take(o.device) if config.scheduler == "dynamic" else lse,
         tiles,
@@ -170,6 +168,9 @@ def tensors(
         lists,
         *(scales or (lse, lse, lse, lse)),
     )
+
+
+NO_SECOND = [None, None, None]
 
 
 def describe_intervals(
@@ -183,15 +184,6 @@ def describe_intervals(
     return describe_swizzled(bounds, 1, 2 * block_kv), intervals.lists
 
 
-def more_numbers(request: Request, config: HopperConfig) -> tuple:
-    """MORE_COUNTS, which end the arguments that are numbers."""
-    lines: tuple[int, ...] = (0, 0, 0, 0)
-    if request.has_intervals:
-        batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
-        lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
-    return (kv_apart(request) or 0, *slopes_strides(request), *lines)
-
-
 def even_section(request: Request) -> int:
     """`heads_of_section`, in whole groups, with about as many heads in the last section as in the
     others: if few are left for it, their heaviest tiles begin when there is nothing else to do.
@@ -199,17 +191,20 @@ def even_section(request: Request) -> int:
     For that a section may have up to twice as many heads, and one of few heads has twice as many:
     keys that do not stay in the L2 cache cost less (docs/understand/log.md).
     """
-    batch = 1 if request.is_ragged else request.q.shape[0]  # whose tiles the plan puts in order
-    heads, group = batch * request.q.shape[2], request.group
-    wide = max(request.q.shape[3], request.v.shape[3]) > 128  # few heads fit, and more are faster
+    (batch, _, heads, head_dim), head_dim_v = request.q.shape, request.v.shape[3]
+    if not request.is_ragged:  # the tiles of those are put in order by a plan
+        heads *= batch
+    wide = head_dim > 128 or head_dim_v > 128  # few heads fit, and more are faster
     most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
-    if most in (1, heads):
+    if most == 1 or most == heads:
         return most
+    group = request.group
     least = max(cdiv(heads, cdiv(heads, most)), min(FEW_HEADS, 2 * most))
     least = min(cdiv(least, group) * group, heads)
-    sections = range(least, min(2 * least, heads) + 1, group)
-    even = (section for section in sections if ((heads - 1) % section + 1) >= EVEN * section)
-    return next(even, least)
+    for section in range(least, min(2 * least, heads) + 1, group):
+        if (heads - 1) % section + 1 >= EVEN * section:
+            return section
+    return least
 
 
 def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
@@ -220,10 +215,23 @@ def numbers(request: Request, section: int | None = None, least: int = 1) -> tup
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 
 
+def numbers_of(request: Request, config: HopperConfig) -> tuple:
+    """COUNTS and MORE_COUNTS: all of the kernel's arguments that are numbers."""
+    lines: tuple[int, ...] = (0, 0, 0, 0)
+    if request.has_intervals:
+        batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
+        lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
+    apart = (kv_apart(request) or 0) if request.is_ragged else 0
+    counts = numbers(request, config.section, config.heads)
+    return *counts, apart, *slopes_strides(request), *lines
+
+
 def slopes_strides(request: Request) -> tuple[int, int]:
-    """Those of `ScoreMods`; 0 without ALiBi."""
-    mods = ScoreMods.of(request)
-    return mods.slopes_batch_stride, mods.slopes_head_stride or 0
+    """From one sequence's slopes of ALiBi to the next one's, and from head to head; 0 without."""
+    slopes = request.alibi_slopes
+    if slopes is None:
+        return 0, 0
+    return slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1)
 
 
 def window_bounds(request: Request) -> tuple[int, int]:
@@ -233,8 +241,10 @@ def window_bounds(request: Request) -> tuple[int, int]:
 
 def score_scales(request: Request) -> tuple[float, float]:
     """`ScoreMods.scale_log2` and its cap_scale, 0 without softcap."""
-    mods = ScoreMods.of(request)
-    return mods.scale_log2, mods.cap_scale or 0.0
+    scale, softcap = request.scale, request.softcap
+    if softcap is None:
+        return scale * LOG2E.value, 0.0
+    return softcap * LOG2E.value, scale / softcap
 
 
 def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
@@ -268,6 +278,35 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     }
 
 
+def class_of(request: Request) -> tuple:
+    """All of a request from which the configurations and the constants of the kernels for Hopper
+    follow, of FA3 and FA4, forward and backward: requests of one class have one `Plan`. Of lengths
+    it has which blocks they cut, and which tiles fill the GPU better.
+    """
+    q, k, v = request.q, request.k, request.v
+    _, q_length, heads, head_dim = q.shape
+    _, kv_length, kv_heads, _ = k.shape
+    head_dim_v, right = v.shape[3], request.window_right
+    group = heads // kv_heads
+    first_end = kv_length - q_length + (right or 0)
+    widest, preferred = max(head_dim, head_dim_v), False
+    if widest <= 64:
+        preferred = prefers_two_consumers(request)
+    elif widest <= 96:
+        preferred = prefers_order(request)
+    # Of tensors so large, strides may need 64 bits.
+    rows = q_length if request.cu_seqlens_q is None else q_length + 128 * request.batch
+    large = (q.shape, rows) if rows * heads * widest >= 2**29 else None
+    return (
+        q.device, devices[q.device], q.dtype, head_dim, head_dim_v, group,
+        request.window_left is None, right if right is None else right > 0,
+        request.softcap is None, request.alibi_slopes is None, request.sink is None,
+        request.cu_seqlens_q is None, request.is_ragged, request.has_intervals,
+        kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0,
+        first_end % (64 // heads_of_tile(request)) == 0, preferred, large
+    )  # fmt: skip
+
+
 def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
     """The constants that forward and backward share."""
     return {
@@ -288,12 +327,11 @@ def make_plan(
     per_block: bool = False,
     shift: float = 0.0,
 ) -> Plan:
-    """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
+    """The plan of a request's class; dtype is that of the tensors that the kernel reads, the rest
+    for FP8.
+    """
     return Plan(
         config,
-        (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
-        (num_programs(request, config), 1, 1),
-        (*numbers(request, config.section, config.heads), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,
@@ -311,6 +349,7 @@ def make_plan(
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,
         },
+        boxes_of(request, config),
     )
 
 
@@ -344,8 +383,9 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`.
     """
-    boxes = boxes or describe_inputs(request, plan)
     o, lse = new_outputs(request, O_MULTIPLE)
     optional(lse)
-    launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
+    given = tensors(request, plan, boxes, o, lse, scales)
+    arguments = *given, *numbers_of(request, plan.config)
+    launch_forward.launch(plan, (num_programs(request, plan.config),), arguments)
     return narrowed(o, request.v), lse, None

@@ -73,14 +73,14 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from flash_versions.dispatch.autograd.compute import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import O_MULTIPLE
+from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, numbers
 from flash_versions.versions.fa3.hopper.intervals import make_block_lists
 from flash_versions.versions.fa3.hopper.problem import COUNTS, QueryProblem
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
-from flash_versions.versions.fa4.blackwell.host import make_plan, tensors
+from flash_versions.versions.fa4.blackwell.host import constants, num_programs, tensors
 from flash_versions.versions.fa4.blackwell.tensor_memory import (
     ROWS,
     columns_layout,
@@ -467,11 +467,9 @@ def forward(
     Returns:
         o (batch, M, heads, head_dim_v); lse (batch, heads, M), fp32, natural log; None.
     """
-    return launch(make_plan(request, config or default_config(request)), request)
-
-
-def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel as planned on the request's Q, K and V."""
+    config = config or default_config(request)
     o, lse = new_outputs(request, O_MULTIPLE)
-    launch_forward.launch(plan, tensors(request, plan.config, o, lse))
+    arguments = *tensors(request, config, o, lse), *numbers(request)
+    grid = (num_programs(request, config),)
+    launch_forward(grid, arguments, constants(request, config))
     return narrowed(o, request.v), lse, None

@@ -2,14 +2,15 @@
 launch.
 """
 
+from typing import Any
+
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width
-from flash_versions.versions.fa3.hopper.host import counters, numbers, window_constants
+from flash_versions.versions.fa3.hopper.host import counters, window_constants
 from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig
 from flash_versions.versions.fa4.blackwell.tensor_memory import ROWS
@@ -70,26 +71,25 @@ def tensors(request: Request, config: BlackwellConfig, o: torch.Tensor, lse: tor
     return (*describe_all(request, o, config), lse, claims)
 
 
-def make_plan(request: Request, config: BlackwellConfig) -> Plan:
-    """The launch of the kernel."""
+def num_programs(request: Request, config: BlackwellConfig) -> int:
+    """A program for each tile, or as many as the GPU holds at once."""
     batch, q_length, heads, _ = request.q.shape
     tiles = cdiv(q_length, config.block_q) * heads * batch
+    return min(tiles, devices[request.q.device].num_sms)
+
+
+def constants(request: Request, config: BlackwellConfig) -> dict[str, Any]:
+    """The kernel's constants."""
     window = window_constants(request, config.block_kv)
     softmax_registers, other_registers = REGISTERS
-    return Plan(
-        config,
-        (*layout(request), request.q.dtype),
-        (min(tiles, devices[request.q.device].num_sms), 1, 1),
-        numbers(request),
-        {
-            **window,
-            "CUT": window["LEFT"] or window["RIGHT"] or window["EDGE"],
-            "STAGES": config.stages,
-            "SCHEDULER": config.scheduler,
-            "THRESHOLD": config.threshold,
-            "EIGHTHS": config.eighths,
-            "DEGREE": config.degree or DEGREES[request.q.dtype],
-            "SOFTMAX_REGISTERS": softmax_registers,
-            "OTHER_REGISTERS": other_registers,
-        },
-    )
+    return {
+        **window,
+        "CUT": window["LEFT"] or window["RIGHT"] or window["EDGE"],
+        "STAGES": config.stages,
+        "SCHEDULER": config.scheduler,
+        "THRESHOLD": config.threshold,
+        "EIGHTHS": config.eighths,
+        "DEGREE": config.degree or DEGREES[request.q.dtype],
+        "SOFTMAX_REGISTERS": softmax_registers,
+        "OTHER_REGISTERS": other_registers,
+    }

@@ -3,19 +3,19 @@
 import torch
 
 from flash_versions.dispatch.autograd.compute import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper.config import has_fp16_scores
 from flash_versions.versions.fa3.hopper.host import (
+    GIVEN,
     O_MULTIPLE,
+    boxes_of,
     constants,
-    describe_inputs,
-    more_numbers,
     num_programs,
-    numbers,
+    numbers_of,
     tensors,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES
@@ -24,7 +24,7 @@ from flash_versions.versions.fa4.hopper.forward import forward_kernel
 from flash_versions.versions.fp8.quantize import P_OFFSET
 from flash_versions.versions.tiles.sequences import new_outputs
 
-launch_forward = Launcher(forward_kernel)
+launch_forward = Launcher(forward_kernel, GIVEN)
 
 
 def make_plan(
@@ -35,13 +35,10 @@ def make_plan(
     per_block: bool = False,
     stamps: torch.Tensor | None = None,
 ) -> Plan:
-    """The launch of the kernel; dtype is that of the tensors that it reads."""
+    """The plan of a request's class; dtype is that of the tensors that the kernel reads."""
     fp16_scores = scales is not None and has_fp16_scores(request)
     return Plan(
         config,
-        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
-        (num_programs(request, config), 1, 1),
-        (*numbers(request, config.section, config.heads), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,
@@ -62,6 +59,7 @@ def make_plan(
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "OTHER_REGISTERS": 24,
         },
+        boxes_of(request, config),
     )
 
 
@@ -111,9 +109,9 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`.
     """
-    boxes = boxes or describe_inputs(request, plan)
     o, lse = new_outputs(request, O_MULTIPLE)
     optional(lse)
     given = tensors(request, plan, boxes, o, lse, scales)
-    launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
+    arguments = *given, lse if stamps is None else stamps, *numbers_of(request, plan.config)
+    launch_forward.launch(plan, (num_programs(request, plan.config),), arguments)
     return narrowed(o, request.v), lse, None

@@ -58,7 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     make_pipeline,
@@ -374,7 +374,6 @@ def gemm(
     out_columns = min(config.epilogue_columns, tile_columns)
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
     launch_gemm(
-        (a.device, a.dtype, config, up is None, residual is None, bias is None or placement(bias)),
         (min(tiles, num_sms),),
         (
             describe(a, config.rows, BLOCK_K),

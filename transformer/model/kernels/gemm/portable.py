@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 
 
@@ -142,7 +142,6 @@ def gemm(
         0 if x is None else x.stride(0) for x in matrices
     )
     launch_gemm(
-        (a.device, config, columns, a.shape[1], *map(placement, (*matrices, bias))),
         (cdiv(rows, config.rows) * cdiv(columns, config.columns),),
         (
             *matrices,

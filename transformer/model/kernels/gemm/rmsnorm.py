@@ -35,7 +35,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
 from transformer.model.kernels.gemm.gemm import (
@@ -340,7 +340,6 @@ def portable_norm_gemm(
     config = config or default_config(a, up is not None)
     rows, columns = c.shape
     launch_norm_gemm(
-        (a.device, config, columns, a.shape[1], *map(placement, (a, b, up, c, bias))),
         (cdiv(rows, config.rows) * cdiv(columns, config.columns),),
         (
             a,

@@ -51,7 +51,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import (
@@ -276,7 +276,6 @@ def norm_gemm(
     tiles = cdiv(rows, WARPGROUP_ROWS.value * CONSUMERS.value) * cdiv(columns, tile_columns)
     steps = cdiv(a.shape[1], BLOCK_K * config.chain) * config.chain  # behind the end TMA reads 0
     launch_norm_gemm(
-        (a.device, a.dtype, config, up is None, bias is None or placement(bias)),
         (min(tiles, devices[a.device].num_sms),),
         (
             describe(a, WARPGROUP_ROWS.value, BLOCK_K),

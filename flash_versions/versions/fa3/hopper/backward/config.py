@@ -192,11 +192,23 @@ class BackwardConfig:
 
 
 def default_config(request: Request) -> BackwardConfig:
-    """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. Above 64, early gains nothing; above 80, a third slot. Two
-    slots of K and V wherever they fit.
+    """The configuration for a request."""
+    config = config_of_dims(request)
+    return replace(config, parts=choose_parts(request, config))
+
+
+def config_of_dims(request: Request) -> BackwardConfig:
+    """The configuration but for its parts."""
+    return config_of(request.q.shape[3], request.v.shape[3], request.softcap is not None)
+
+
+@cache
+def config_of(head_dim: int, head_dim_v: int, capped: bool) -> BackwardConfig:
+    """The configuration for these dims. Above head_dim 128: halves where registers and shared
+    memory suffice, else a pair, else 64 keys. Above 64, early gains nothing; above 80, a third
+    slot. Two slots of K and V wherever they fit.
     """
-    dims = request.q.shape[3], request.v.shape[3]
+    dims = head_dim, head_dim_v
     if max(dims) > 128:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
@@ -204,11 +216,11 @@ def default_config(request: Request) -> BackwardConfig:
     elif max(dims) > 64:
         config = BackwardConfig(panels=True, stages=3 if max(dims) <= 80 else 2)
     else:  # With softcap both P and its slope wait for dP: held operands would spill.
-        config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
+        config = BackwardConfig(stages=3, early=True, held=not capped)
     if config.block_kv == 128 and not config.by_halves:
         deeper = replace(config, kv_stages=2)
         config = deeper if deeper.fits(*dims) else config
-    return replace(config, parts=choose_parts(request, config))
+    return config
 
 
 def tiles_of_keys(request: Request, block_kv: int) -> int:
@@ -233,6 +245,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     With tiles of 64 keys that gained nothing in most calls, so they are divided in small grids only
     (docs/understand/log.md).
     """
+    if request.group == 1:
+        return 1
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
     if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean

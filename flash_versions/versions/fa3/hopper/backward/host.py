@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Plan, layout
+from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
@@ -15,7 +14,7 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import exp2
-from flash_versions.versions.fa3.hopper.backward.rows import Workspace
+from flash_versions.versions.fa3.hopper.backward.rows import RowPlans, Workspace
 from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
@@ -24,8 +23,8 @@ from flash_versions.versions.fa3.hopper.host import (
     window_constants,
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
-from flash_versions.versions.tiles.ragged import describe_ragged
-from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.ragged import ragged_box
+from flash_versions.versions.tiles.tma import Box, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -43,63 +42,87 @@ PAIR_REGISTERS = {"CONSUMER_REGISTERS": 256}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
-def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
-    """The arguments of the kernel that are tensors."""
-    q, k, v = request.q, space.k, space.v
-    config = plan.config
-    tiles: torch.Tensor | None = space.values
-    bounds = spans = space.values
-    if plan.constants["SPANS"]:
-        intervals = Intervals.of(request, WARPGROUP_ROWS.value)
-        assert intervals is not None
-        bounds, spans = intervals.bounds, intervals.spans
-    describe = describe_swizzled
-    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    if plan.constants["RAGGED"]:
-        describe = describe_ragged
-        assert space.key_tiles is not None
-        tiles = space.key_tiles.plan
-    widths = config.widths(q.shape[3])
-    widths_v = config.widths(v.shape[3])
+class BackwardPlan(Plan):
+    """What a class of requests has in common; with the plans of the kernels around the main one."""
+
+    rows: RowPlans
+
+
+def boxes_of(request: Request, config: BackwardConfig) -> tuple:
+    """How tensors are cut into boxes: LSE and delta, Q, K, V, dO, dQ's sum, dK, dV; then, of their
+    second panels, Q, K, V, dO, dQ's sum, dK and dV, None without.
+    """
+    q, k, v = request.q, request.k, request.v
+    box = ragged_box if request.is_ragged else swizzled_box
+    box_q = swizzled_box if request.cu_seqlens_q is None else ragged_box
+    width, *second = config.widths(q.shape[3])
+    width_v, *second_v = config.widths(v.shape[3])
     # Consumers of 64 keys divide the dims: a box of dK or dV is a half.
     sharing = 2 if config.block_kv == 64 else 1
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
-    seconds: list[Any] = [space.values] * 7
-    if len(widths) == 2:
-        seconds[0] = describe_q(q, queries, widths[1])
-        seconds[1] = describe(k, keys, widths[1])
+    found: list[Box | None] = [
+        swizzled_box(torch.float32, 1, queries),
+        box_q(q.dtype, queries, width),
+        box(k.dtype, keys, width),
+        box(v.dtype, keys, width_v),
+        box_q(q.dtype, queries, width_v),
+        swizzled_box(torch.float32, queries, config.dq_width(q.shape[3])),
+        box(k.dtype, rows, width // sharing),
+        box(v.dtype, rows, width_v // sharing),
+        *[None] * 7,
+    ]
+    if second:
+        found[8] = box_q(q.dtype, queries, second[0])
+        found[9] = box(k.dtype, keys, second[0])
         if not config.by_halves:
-            seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1])
-        seconds[5] = describe(space.dk, rows, widths[1])
-    if len(widths_v) == 2:
-        seconds[2] = describe(v, keys, widths_v[1])
-        seconds[3] = describe_q(space.do, queries, widths_v[1])
-        seconds[6] = describe(space.dv, rows, widths_v[1])
-    turns = space.values if space.turns is None else space.turns
-    claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
-    if "SCHEDULER" in plan.constants:
-        claims = (turns,)
-        if plan.constants["SCHEDULER"] == "dynamic":
-            claims = (counters.take(q.device),)
+            found[12] = swizzled_box(torch.float32, queries, second[0])
+        found[13] = box(k.dtype, rows, second[0])
+    if second_v:
+        found[10] = box(v.dtype, keys, second_v[0])
+        found[11] = box_q(q.dtype, queries, second_v[0])
+        found[14] = box(v.dtype, rows, second_v[0])
     if config.by_halves:  # whose boxes of dQ fit both panels
-        del seconds[4]
+        del found[12]
+    return tuple(found if config.block_kv == 128 else found[:8])
+
+
+def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
+    """The arguments of the kernel that are tensors; where there is none, another one stands for
+    it.
+    """
+    values, constants = space.values, plan.constants
+    tiles: torch.Tensor | None = values
+    bounds = spans = values
+    if constants["SPANS"]:
+        intervals = Intervals.of(request, WARPGROUP_ROWS.value)
+        assert intervals is not None
+        bounds, spans = intervals.bounds, intervals.spans
+    if space.key_tiles is not None:
+        tiles = space.key_tiles.plan
+    turns = values if space.turns is None else space.turns
+    claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
+    if "SCHEDULER" in constants:
+        claims = (turns,)
+        if constants["SCHEDULER"] == "dynamic":
+            claims = (counters.take(values.device),)
+    inner: tuple = request.q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
+    boxed = [box(x) for box, x in zip(plan.boxes, (values.transpose(1, 2), *inner))]
+    second = plan.boxes[8:]
+    if any(second):
+        if plan.config.by_halves:
+            inner = *inner[:4], *inner[5:]
+        boxed += [values if box is None else box(x) for box, x in zip(second, inner)]
+    else:
+        boxed += [values] * len(second)
     return (
-        describe_values(space.values, queries),
-        describe_q(q, queries, widths[0]),
-        describe(k, keys, widths[0]),
-        describe(v, keys, widths_v[0]),
-        describe_q(space.do, queries, widths_v[0]),
-        describe_swizzled(space.dq_sum, queries, config.dq_width(q.shape[3])),
-        describe(space.dk, rows, widths[0] // sharing),
-        describe(space.dv, rows, widths_v[0] // sharing),
-        *(seconds if config.block_kv == 128 else ()),
+        *boxed,
         *claims,
         tiles,
-        space.values if request.alibi_slopes is None else request.alibi_slopes,
+        values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
         spans,
         turns,
-        *((space.values, space.values) if space.sums is None else (space.sums, space.arrivals)),
+        *((values, values) if space.sums is None else (space.sums, space.arrivals)),
     )
 
 
@@ -120,9 +143,12 @@ def numbers(request: Request, config: BackwardConfig) -> tuple:
     )  # fmt: skip
 
 
-def describe_values(values: torch.Tensor, queries: int) -> TensorDescriptor:
-    """The rows of `Workspace.values` as boxes of so many queries."""
-    return describe_swizzled(values.transpose(1, 2), 1, queries)
+def num_programs(request: Request, config: BackwardConfig) -> int:
+    """A program for each tile, or as many as the GPU holds at once."""
+    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
+    if config.block_kv == 64 or config.by_halves or config.scheduler == "grid":
+        return programs
+    return min(programs, devices[request.q.device].num_sms)
 
 
 def make_plan(
@@ -130,11 +156,10 @@ def make_plan(
     config: BackwardConfig | None = None,
     function: Any = exp2,
     share: int | None = None,
-) -> Plan:
-    """The launch of the kernel between the two of `rows.py`."""
+) -> BackwardPlan:
+    """The plan of a request's class."""
     config = config or default_config(request)
     config.check(request)
-    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
     if config.block_kv == 64:
         chosen: dict[str, Any] = WIDE_REGISTERS
     else:
@@ -148,15 +173,11 @@ def make_plan(
             chosen |= {"KV_STAGES": config.kv_stages, "SCHEDULER": config.scheduler}
             chosen |= {"EARLY": config.early, "HELD": config.held}
             chosen |= REGISTERS
-            if config.scheduler == "dynamic":
-                programs = min(programs, devices[request.q.device].num_sms)
-                if request.is_deterministic:  # so that turns are in the order of the tiles
-                    chosen["SCHEDULER"] = "tickets"
-    return Plan(
+            if config.scheduler == "dynamic" and request.is_deterministic:
+                chosen["SCHEDULER"] = "tickets"  # so that turns are in the order of the tiles
+    overlap = devices.launches_overlap(request.q.device)
+    plan = BackwardPlan(
         config,
-        (*layout(request), config.block_q, config.held),
-        (programs, 1, 1),
-        numbers(request, config),
         {
             **window_constants(request, config.block_kv),
             "GROUP": request.group // config.parts,
@@ -170,8 +191,11 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
-            "OVERLAP": devices.launches_overlap(request.q.device),
+            "OVERLAP": overlap,
             "PARTS": config.parts,
             **chosen,
         },
+        boxes_of(request, config),
     )
+    plan.rows = RowPlans.of(request, config, overlap)
+    return plan

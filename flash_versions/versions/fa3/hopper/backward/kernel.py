@@ -108,7 +108,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.accumulate import (
@@ -118,7 +118,14 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import (
 )
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.consume import consume
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
+from flash_versions.versions.fa3.hopper.backward.host import (
+    COUNTS,
+    BackwardPlan,
+    make_plan,
+    num_programs,
+    numbers,
+    tensors,
+)
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import exp2, make_problem
 from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
@@ -284,7 +291,7 @@ def backward_kernel(
     )
 
 
-launch_backward = Launcher(backward_kernel, launch_pdl=True)
+launch_backward = Launcher(backward_kernel, ("slopes",), launch_pdl=True)
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -340,7 +347,7 @@ def backward(
 
 
 def launch(
-    plan: Plan,
+    plan: BackwardPlan,
     request: Request,
     o: torch.Tensor,
     lse: torch.Tensor,
@@ -350,11 +357,11 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
-    ordered, overlap = plan.constants["ORDERED"], plan.constants["OVERLAP"]
-    space = prepare(request, o, lse, do, dlse, config, ordered, overlap)
+    space = prepare(request, o, lse, do, dlse, config, plan.rows)
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     if config.by_halves:
         launcher = launch_halves if config.halves else launch_pair
-    launcher.launch(plan, tensors(request, space, plan))
-    finish(request, space.dq_sum, space.dq, space.tiles, config, overlap)
+    arguments = *tensors(request, space, plan), *numbers(request, config)
+    launcher.launch(plan, (num_programs(request, config),), arguments)
+    finish(request, space, plan.rows.finish)
     return space.dq, space.dk, space.dv, space.dsink

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa2.backward import compute_delta
 from flash_versions.versions.fa2.sink import sink_gradient
@@ -29,7 +29,7 @@ from flash_versions.versions.tiles.rows import (
     store_rows,
 )
 from flash_versions.versions.tiles.sequences import Sequences, new_gradients
-from flash_versions.versions.tiles.tma import undescribable
+from flash_versions.versions.tiles.tma import describable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
 BLOCK = 64  # rows of a program
@@ -160,8 +160,29 @@ def finish_kernel(
     store_rows(dq, rows, pos, total * scale)
 
 
-launch_prepare = Launcher(prepare_kernel)
-launch_finish = Launcher(finish_kernel, launch_pdl=True)
+# O, dQ and the workspace are contiguous, and what a class of requests says of them is all.
+launch_prepare = Launcher(prepare_kernel, ("do", "lse", "dlse", "sequences"))
+launch_finish = Launcher(finish_kernel, ("sequences",), launch_pdl=True)
+
+
+class RowPlans(NamedTuple):
+    """The plans of both kernels: before the main one, without and with a gradient of the LSE, and
+    behind it.
+    """
+
+    prepare: tuple[Plan, Plan]
+    finish: Plan
+
+    @classmethod
+    def of(cls, request: Request, config: BackwardConfig, overlap: bool) -> "RowPlans":
+        """For a request's class; overlap: each is launched while the kernel before it runs."""
+        block = BLOCK if request.cu_seqlens_q is None else config.block_q
+        widths = config.widths(request.q.shape[3])
+        first = widths[0] if widths[1:] == (16,) else None
+        about = {"BLOCK": block, "STEP": config.block_q, "OVERLAP": overlap}
+        without, with_ = (Plan(config, {"HAS_DLSE": x, **about}) for x in (False, True))
+        finish = Plan(config, {"BLOCK": block, "FIRST": first, "OVERLAP": overlap})
+        return cls((without, with_), finish)
 
 
 class Workspace(NamedTuple):
@@ -202,12 +223,8 @@ class Workspace(NamedTuple):
     key_tiles: Tiles | None
 
 
-def new_meeting(
-    request: Request, config: BackwardConfig
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Memory for `Workspace.sums` and `Workspace.arrivals`."""
-    if config.parts == 1:
-        return None, None
+def new_meeting(request: Request, config: BackwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for `Workspace.sums` and `Workspace.arrivals`, of divided groups."""
     places = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
     dims = sum(sum(config.widths(x.shape[3])) for x in (request.k, request.v))
     sums = request.q.new_empty((places, config.parts, config.block_kv, dims), dtype=torch.float32)
@@ -221,18 +238,17 @@ def prepare(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
     config: BackwardConfig,
-    ordered: bool = False,
-    overlap: bool = False,
+    plans: RowPlans,
 ) -> Workspace:
-    """Allocate what the kernel needs, and fill in what it reads; ordered: with turns; overlap: the
-    kernel may be launched meanwhile.
-    """
+    """Allocate what the kernel needs, and fill in what it reads."""
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, head_dim = q.shape
-    if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
+    if not describable(do):  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=torch.contiguous_format)
     dq, dk, dv = new_gradients(request)
-    length, block, tiles, key_tiles, sequences = q_length, BLOCK, None, None, None
+    length, tiles, key_tiles, sequences = q_length, None, None, None
+    plan = plans.prepare[dlse is not None]
+    block = plan.constants["BLOCK"]
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
             k, v = k.contiguous(), v.contiguous()
@@ -243,35 +259,32 @@ def prepare(
         if request.cu_seqlens_q is None:
             tiles = None
         else:
-            block, sequences = config.block_q, Sequences.of(request)
+            sequences = Sequences.of(request)
             length = config.padded_length(q_length + request.batch * block)
     dsink = None
     if request.sink is not None:
-        delta = compute_delta(
-            (*layout(request), *map(placement, (do, o, lse, dlse))), o, lse, do, dlse
-        )
+        delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
     padded = config.padded_length(length)
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
     dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
-    turns = None
-    if ordered:
+    turns = sums = arrivals = None
+    if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
-    sums, arrivals = new_meeting(request, config)
+    if config.parts > 1:
+        sums, arrivals = new_meeting(request, config)
     blocks = cdiv(padded, block) if tiles is None else tiles.number
-    launch_prepare(
-        (
-            *(q.device, head_dim, do.shape[3], tiles is None),
-            *map(placement, (do, o, lse, dlse, dq_sum, turns, arrivals, *(sequences or ())[:5])),
-        ),
+    rows_of_lse = View.of_rows(lse)
+    launch_prepare.launch(
+        plan,
         (blocks * heads * batch,),
         (
             View.of(do),
-            View.of(o),
-            View.of_rows(lse),
-            View.of_rows(lse if dlse is None else dlse),
+            View.of(o.contiguous()),
+            rows_of_lse,
+            rows_of_lse if dlse is None else View.of_rows(dlse),
             values,
             View.of(dq_sum),
             turns,
@@ -284,45 +297,27 @@ def prepare(
             heads,
             blocks,
         ),
-        {
-            "HAS_DLSE": dlse is not None,
-            "BLOCK": block,
-            "STEP": config.block_q,
-            "OVERLAP": overlap,
-        },
     )
     return Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )
 
 
-def finish(
-    request: Request,
-    dq_sum: torch.Tensor,
-    dq: torch.Tensor,
-    tiles: Tiles | None,
-    config: BackwardConfig,
-    overlap: bool = False,
-) -> None:
+def finish(request: Request, space: Workspace, plan: Plan) -> None:
     """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
-    `prepare` planned. overlap: it is launched while the kernel before still runs.
+    `prepare` planned.
     """
-    batch, q_length, heads, head_dim = dq.shape
-    block = BLOCK if tiles is None else config.block_q
-    widths = config.widths(head_dim)
-    first = widths[0] if widths[1:] == (16,) else None
+    dq, tiles = space.dq, space.tiles
+    batch, q_length, heads, _ = dq.shape
     if tiles is None:
-        plan, sequences, blocks = None, None, cdiv(q_length, block)
+        lines, sequences = None, None
+        blocks = cdiv(q_length, plan.constants["BLOCK"])
     else:
-        plan, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
-    source = View.of(dq_sum)
-    target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
-    launch_finish(
-        (
-            *(dq.device, head_dim, tiles is None, first),
-            *map(placement, (dq_sum, dq, *(sequences or ())[:5])),
-        ),
+        lines, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
+    source = View.of(space.dq_sum)
+    target = View(*View.of(dq)[:5], source.PADDED)  # of 16 dims, 32 columns
+    launch_finish.launch(
+        plan,
         (blocks * heads * batch,),
-        (source, target, plan, sequences, request.scale, q_length, heads, blocks),
-        {"BLOCK": block, "FIRST": first, "OVERLAP": overlap},
+        (source, target, lines, sequences, request.scale, q_length, heads, blocks),
     )

@@ -1,15 +1,13 @@
 """The host's side of the decoding kernel for Hopper: which requests it takes, and its launch."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan, layout
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
-from flash_versions.dispatch.version import Forward
 from flash_versions.versions.fa2 import stream_k
 from flash_versions.versions.fa2.combine import Partials
 from flash_versions.versions.fa2.stream_k import MOST_SEQUENCES, even_shares
@@ -147,17 +145,20 @@ def usual_shares(request: Request, config: DecodeConfig) -> int:
     return even_shares(programs // request.k.shape[2], request.q.shape[0])
 
 
-def planned(request: Request) -> Forward | None:
-    """The kernel with its launch planned, if it takes a request and pays there."""
-    if left_to_gathering(request) or not pays(request):
-        return None
-    return partial(launch, make_plan(request))
+def serves(request: Request) -> bool:
+    """Whether the kernel takes a request and pays there."""
+    return not left_to_gathering(request) and pays(request)
 
 
-def make_plan(
+def forward(
     request: Request, config: DecodeConfig | None = None, shares: int | None = None
-) -> Plan:
-    """The launch of the kernel for a request that is not `left_to_gathering`.
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE of a request that is not `left_to_gathering`.
+
+    Args:
+        request: see `Request`.
+        config: the switches; None chooses by shape.
+        shares: of each key head; None: as many as fill the GPU.
 
     Raises:
         ValueError: its pages do not fit the blocks of the configuration.
@@ -200,29 +201,10 @@ def make_plan(
         *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),
         *slopes_strides(request)
     )  # fmt: skip
-    return Plan(config, layout(request), (kv_heads * shares, 1, 1), numbers, constants)
-
-
-def forward(
-    request: Request, config: DecodeConfig | None = None, shares: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE of a request that is not `left_to_gathering`.
-
-    Args:
-        request: see `Request`.
-        config: the switches; None chooses by shape.
-        shares: of each key head; None: as many as fill the GPU.
-    """
-    return launch(make_plan(request, config, shares), request)
-
-
-def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel as planned."""
-    q, k, v = request.q, request.k, request.v
-    programs = plan.grid[0]
+    programs = kv_heads * shares
     o, lse = new_outputs(request)
-    partials = Partials.allocate(2 * programs // k.shape[2], o, packed=False)
-    box = min(plan.config.block_kv, plan.constants["PAGE_SIZE"] or plan.config.block_kv)
+    partials = Partials.allocate(2 * shares, o, packed=False)
+    box = min(config.block_kv, k.shape[1]) if paged else config.block_kv
     optional = (
         request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
         request.alibi_slopes, request.sink,
@@ -239,5 +221,6 @@ def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, No
         counters.take(q.device, programs),
         *[lse if x is None else x for x in optional],
     )
-    (launch_alone if plan.config.programs == 1 else launch_by_two).launch(plan, tensors)
+    launcher = launch_alone if config.programs == 1 else launch_by_two
+    launcher((programs,), (*tensors, *numbers), constants)
     return o, lse, None
