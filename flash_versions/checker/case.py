@@ -101,7 +101,7 @@ class Case:
             )
             wrong = error > accuracy.budget
             worst = [int(x) for x in torch.unravel_index(error.argmax(), error.shape)]
-            if count := int((fault.watch.never("written", found) & wrong).sum()):
+            if count := int((fault.watch.never_written(found) & wrong).sum()):
                 return [
                     f"{count} elements of {name} were never stored, such as {name}{worst}: the "
                     "grid is too small, or the mask of the store leaves them out"

@@ -37,16 +37,14 @@ class Seen:
 
     Attributes:
         loads, stores: how many elements were accessed.
-        read: which elements were loaded, if that is asked for.
         written: whether something wrote each; None of what was given with its values.
         writer, reader, stored_at: who stored or loaded each last, in this launch, and when.
         epochs: partition -> the time on its clock at its last store (see `gluon/hazards.py`).
     """
 
-    def __init__(self, number: int, fresh: bool, notes_reads: bool) -> None:
+    def __init__(self, number: int, fresh: bool) -> None:
         self.loads, self.stores, self.number = 0, 0, number
         self.written = np.zeros(number, bool) if fresh else None
-        self.read = np.zeros(number, bool) if notes_reads else None
 
     def begin(self) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
@@ -60,21 +58,13 @@ class Watch(TorchFunctionMode):
     Args:
         inputs: tensors that must stay as they are, by name.
         largest: the most elements that a load may have, or None.
-        lenient: lanes without `other` are 0, as on a GPU by chance.
-        notes_reads: whether to note which elements are loaded.
     """
 
-    def __init__(
-        self,
-        inputs: dict[str, torch.Tensor],
-        largest: int | None = None,
-        lenient: bool = False,
-        notes_reads: bool = False,
-    ) -> None:
+    def __init__(self, inputs: dict[str, torch.Tensor], largest: int | None = None) -> None:
         super().__init__()
         self.inputs = inputs
         self.names = {x.untyped_storage().data_ptr(): name for name, x in inputs.items()}
-        self.largest, self.lenient, self.notes_reads = largest, lenient, notes_reads
+        self.largest = largest
         self.fresh: dict[int, torch.Tensor] = {}
         self.seen: dict[tuple[int, int], Seen] = {}
         self.kept: list[torch.Tensor] = []  # so that no address is used twice
@@ -117,13 +107,13 @@ class Watch(TorchFunctionMode):
         """What happened to a tensor."""
         return self.seen.get((x.untyped_storage().data_ptr(), x.element_size()))
 
-    def never(self, what: str, x: torch.Tensor) -> torch.Tensor:
-        """Which elements of a tensor were never "read" or "written": booleans of its shape."""
-        line = getattr(self.of(x), what, None)
-        if line is None:
-            nothing = what == "read" or x.untyped_storage().data_ptr() in self.fresh
+    def never_written(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements of a tensor were never written: booleans of its shape."""
+        seen = self.of(x)
+        if seen is None or seen.written is None:
+            nothing = x.untyped_storage().data_ptr() in self.fresh
             return torch.full(x.shape, nothing, dtype=torch.bool)
-        return laid_out(~line, x)
+        return laid_out(~seen.written, x)
 
 
 def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
@@ -160,7 +150,7 @@ class WatchedMemory(Memory):
         if key not in watch.seen:
             watch.kept.append(tensor)
             fresh = self.address in watch.fresh
-            watch.seen[key] = Seen(self.data.size, fresh, watch.notes_reads)
+            watch.seen[key] = Seen(self.data.size, fresh)
         self.seen = watch.seen[key]
         self.seen.begin()
         watch.atomics.clear()
@@ -212,8 +202,6 @@ class WatchedMemory(Memory):
         """Refuse to load what nothing wrote, or another program stores."""
         seen, number = self.seen, here.program.number
         seen.loads += offset.size
-        if seen.read is not None:
-            seen.read[offset] = True
         self.check_written(offset, "read")
         if self.is_input or here.program.grid == (1, 1, 1):
             return
@@ -290,7 +278,7 @@ class WatchedMemory(Memory):
 
     def note_box(self, part: np.ndarray, what: str) -> None:
         """See `Memory.note_box`."""
-        if what == "load" and self.is_input and self.own is None and self.seen.read is None:
+        if what == "load" and self.is_input and self.own is None:
             self.seen.loads += part.size  # of which nothing can be wrong
             return
         offset: Any = np.int64(part.__array_interface__["data"][0] - self.address) // part.itemsize
@@ -309,6 +297,6 @@ class WatchedMemory(Memory):
 
     def absent(self) -> Any:
         """What a lane without `other` reads: nothing that a kernel may rely on."""
-        if self.watch.lenient or self.kind.kind == 0:
+        if self.kind.kind == 0:
             return self.kind.np(0)
         return self.kind.np(np.nan if self.kind.kind == 2 else self.kind.highest // 2 - 11)

@@ -105,7 +105,7 @@ def test_an_access_outside_names_the_element():
         return y
 
     y, watch = watched(lambda: run(True), x=x)
-    assert torch.equal(y, x + 1) and watch.loads("x") == 13 and not watch.never("written", y).any()
+    assert torch.equal(y, x + 1) and watch.loads("x") == 13 and not watch.never_written(y).any()
     refused = said(lambda: run(False), x=x)
     assert refused.startswith(line) and "a load goes to element 13 of x, which has 13" in refused
 
@@ -148,7 +148,7 @@ def test_memory_that_nothing_wrote():
     assert watched(lambda: run(torch.zeros(8)))[0].eq(1).all()
     assert "x[0] is read, and nothing wrote it yet" in said(lambda: run(torch.empty(8)))
     y, watch = watched(lambda: run(torch.zeros(8)))
-    assert not watch.never("written", y).any()
+    assert not watch.never_written(y).any()
 
     def half():
         y = torch.empty(8)
@@ -156,7 +156,7 @@ def test_memory_that_nothing_wrote():
         return y
 
     y, watch = watched(half)
-    assert watch.never("written", y).tolist() == [False] * 4 + [True] * 4
+    assert watch.never_written(y).tolist() == [False] * 4 + [True] * 4
 
 
 def test_an_input_stays_as_it_is():
@@ -224,11 +224,3 @@ def test_a_number_that_is_handed_on_has_no_origin_but_its_load():
         said = origin(normalized, x, float("nan"), True)
     assert f"in line {line}: x[0] is NaN; 0 * NaN is NaN" in said
     assert origin(divided, torch.zeros(4), float("inf")) is None
-
-
-def test_what_is_never_loaded():
-    x = torch.randn(8)
-    watch = Watch({"x": x}, notes_reads=True)
-    with watch.watching():
-        add_one[(1,)](x, torch.empty(8), 6, True)
-    assert watch.never("read", x).tolist() == [False] * 6 + [True] * 2
