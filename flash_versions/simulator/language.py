@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flash_versions.simulator import dtypes, memory
+from flash_versions.simulator import dtypes, floats, memory
 from flash_versions.simulator.dtypes import bfloat16, dtype, float32, float64, int1, int32, uint32
 from flash_versions.simulator.errors import refuse
 from flash_versions.simulator.loops import RunTimeRange, static_range
@@ -399,7 +399,7 @@ def dot(
         a, out_dtype
     )
     wide = kind if kind in (int32, float64) else float32
-    product = np.matmul(*(dtypes.converted(x.a, x.dtype, wide) for x in (input, other)))
+    product = floats.product(*(dtypes.converted(x.a, x.dtype, wide) for x in (input, other)))
     if acc is not None:
         if acc.dtype is not kind or acc.shape != product.shape:
             refuse(f"tl.dot makes {list(product.shape)} of {kind}, and acc is {described(acc)}")

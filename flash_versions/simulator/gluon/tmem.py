@@ -10,7 +10,7 @@ Not simulated: layouts of registers, fences of tcgen05, clusters of more than on
 
 import numpy as np
 
-from flash_versions.simulator import dtypes
+from flash_versions.simulator import dtypes, floats
 from flash_versions.simulator.errors import CompileError
 from flash_versions.simulator.gluon.mbarrier import Barrier
 from flash_versions.simulator.gluon.shared import Region, Shared
@@ -114,7 +114,8 @@ class Product:
             self.queue[0].among.append(self.queue[0])
         for acc in self.written:
             a, b = (np.asarray(x.a, np.float32) for x in self.operands)
-            acc.data[...] = a @ b + acc.a if self.use_acc else a @ b
+            made = floats.product(a, b)
+            acc.data[...] = made + acc.a if self.use_acc else made
         for barrier in self.barriers:
             barrier.arrive(1, partition=self.partition, clock=self.clock)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from flash_versions.simulator import floats
 from flash_versions.simulator.dtypes import float16, float32
 from flash_versions.simulator.errors import AccessError, CompileError
 from flash_versions.simulator.gluon.machine import note
@@ -42,7 +43,7 @@ class Product(Tile):
             for i in range(0, a.shape[1], 32):
                 made = (made + a[:, i : i + 32] @ b[i : i + 32]).astype(np.float16)
         else:
-            made = a @ b
+            made = floats.product(a, b)
             if self.acc is not None:
                 made += (self.acc.computed() if isinstance(self.acc, Product) else self.acc).a
         self.result, self.factors, self.acc = Tile(made, self.dtype), None, None
