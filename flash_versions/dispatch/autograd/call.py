@@ -17,7 +17,7 @@ from flash_versions.dispatch.autograd.operators import forward_operator, refuse_
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.script import Replay, Returned
 from flash_versions.dispatch.replay.tape import Tape
-from flash_versions.dispatch.request import INTERVALS, PLACES, TENSORS, Request, for_each_head
+from flash_versions.dispatch.request import INTERVALS, PLACES, Request, for_each_head
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
 
 NO_FORWARD_MODE = (
@@ -45,7 +45,8 @@ def run(
     version, differentiated = choose_version(name, request), request.needs_grad
     if version.backward is None and differentiated and request.precision is not None:
         # Autograd would take the gradient of the rounding for 1.
-        return serve(*make_call(version, request, differentiated))
+        call = Call(version, request, differentiated)
+        return serve(call, call.tensors(request))
     if version.backward is None:
         o, lse, _ = version.forward(request)
         return o, lse
@@ -65,11 +66,14 @@ def run(
                 raise RuntimeError(NO_TRANSFORM) from error
             raise
         return o, lse
-    call, tensors = make_call(version, request, differentiated)
+    if not differentiated and slot is None:
+        o, lse, _ = run_forward(version, request)
+        return o, lse
+    call = Call(version, request, differentiated)
     # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
     if slot is not None and VERSIONS.get(version.name) is version:
         slot.keep(call)
-    return serve(call, tensors)
+    return serve(call, call.tensors(request))
 
 
 def is_watched(request: Request) -> bool:
@@ -105,12 +109,12 @@ class Call:
     """How a request is served: everything but the tensors, which come from call to call.
 
     Attributes:
-        fields: the request without its tensors.
-        names: the fields that are tensors, in order. Packed q, k and v may come as the caller's
+        fields: the request without its tensors; values, the same as a list.
+        places: the fields that are tensors, in order. Packed q, k and v may come as the caller's
             (total, heads, head_dim); results and gradients then have no batch, too. An interval
             mask may come as the caller's, or expanded.
         one_cut: cu_seqlens_q cuts the keys, too.
-        intervals: the names of an interval mask.
+        intervals: the places of an interval mask.
         forward: the tape of `compute`.
         backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
             gradients depend on beside the call and its tensors.
@@ -118,32 +122,40 @@ class Call:
             likely asks for.
     """
 
-    def __init__(
-        self,
-        version: Version,
-        fields: Request,
-        names: tuple[str, ...],
-        one_cut: bool,
-        differentiated: bool,
-    ) -> None:
-        self.version, self.fields = version, fields
-        self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
-        self.intervals = tuple(filter(names.__contains__, INTERVALS))
+    def __init__(self, version: Version, request: Request, differentiated: bool) -> None:
+        values: list[Any] = [*request]
+        cuts = request.cu_seqlens_q
+        self.one_cut = cuts is not None and request.cu_seqlens_k is cuts
+        if self.one_cut:
+            values[CUTS_OF_KEYS] = None
+        self.places = [i for i in PLACES if values[i] is not None]
+        for i in self.places:
+            values[i] = None
+        self.version, self.values, self.differentiated = version, values, differentiated
+        self.fields = Request(*values)
+        self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
         self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
         self.usual: Usual | None = None
 
+    def tensors(self, request: Request) -> tuple[torch.Tensor, ...]:
+        """Those of a request that is like this call's."""
+        values: tuple[Any, ...] = request
+        return tuple([values[i] for i in self.places])
+
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
-        found: dict[str, Any] = dict(zip(self.names, tensors))
-        for name in ("q", "k", "v"):
-            if found[name].dim() == 3:
-                found[name] = found[name].unsqueeze(0)
-        for name in self.intervals:
-            found[name] = for_each_head(found[name], found["k"].shape[0], found["k"].shape[2])
+        values = self.values.copy()
+        for i, x in zip(self.places, tensors):
+            values[i] = x
+        for i in (0, 1, 2):  # q, k and v
+            if tensors[i].dim() == 3:
+                values[i] = tensors[i].unsqueeze(0)
+        for i in self.intervals:
+            values[i] = for_each_head(values[i], values[1].shape[0], values[1].shape[2])
         if self.one_cut:
-            found["cu_seqlens_k"] = found["cu_seqlens_q"]
-        return self.fields._replace(**found)
+            values[CUTS_OF_KEYS] = values[CUTS_OF_QUERIES]
+        return Request(*values)
 
     def compute(self, *tensors: torch.Tensor) -> Returned:
         """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
@@ -160,8 +172,8 @@ class Call:
         """The gradients of the call's tensors; behind these come o, lse, statistics if the version
         has any, do, and dlse, which may be missing.
         """
-        inputs: Any = tensors[: len(self.names)]
-        o, lse, *others = tensors[len(self.names) :]
+        inputs: Any = tensors[: len(self.places)]
+        o, lse, *others = tensors[len(self.places) :]
         statistics = others.pop(0) if self.version.num_statistics else None
         do, dlse = (*others, None)[:2]
         assert o is not None and lse is not None
@@ -170,7 +182,7 @@ class Call:
             do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
         request = self.request(inputs)
         *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
-        others = [dsink if name == "sink" else None for name in self.names[3:]]
+        others = [dsink if i == SINK else None for i in self.places[3:]]
         return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
 
     def replayed_gradients(self, tensors: tuple[torch.Tensor, ...]) -> Returned:
@@ -192,19 +204,9 @@ class Call:
         return tape(self.gradients, tensors, place[1])
 
 
-def make_call(
-    version: Version, request: Request, differentiated: bool
-) -> tuple[Call, tuple[torch.Tensor, ...]]:
-    """The call that serves a request, and its tensors."""
-    fields: tuple[Any, ...] = request
-    found = {name: fields[i] for name, i in zip(TENSORS, PLACES) if fields[i] is not None}
-    one_cut = request.cu_seqlens_q is not None and request.cu_seqlens_k is request.cu_seqlens_q
-    if one_cut:
-        del found["cu_seqlens_k"]
-    nothing: dict[str, Any] = dict.fromkeys(TENSORS)
-    others = request._replace(**nothing)
-    call = Call(version, others, tuple(found), one_cut, differentiated)
-    return call, tuple(found.values())
+CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
+INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
+SINK = Request._fields.index("sink")
 
 
 def serve(
