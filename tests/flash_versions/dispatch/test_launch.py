@@ -149,6 +149,8 @@ def any_request(rng):
     }
     if packed:
         given["cu_seqlens_k"] = given["cu_seqlens_q"]
+    elif "kv_lengths" not in given and rng.random() < 0.15:
+        given["query_ends"] = torch.empty((batch, kv_heads, N), device="meta", dtype=torch.int32)
     if rng.random() < 0.15:
         given["softcap"] = 20.0
     if rng.random() < 0.15:
