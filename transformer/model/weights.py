@@ -306,6 +306,12 @@ def _weight_files(folder: Path) -> list[Path]:
         shards = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
             raise CheckpointError(f"{folder / INDEX} has no weight_map from weights to files")
+        for shard in map(Path, shards.values()):  # by its name: in the hub's cache, files are links
+            if shard.is_absolute() or ".." in shard.parts:
+                raise CheckpointError(
+                    f"{folder / INDEX} names '{shard}', which is outside the checkpoint's folder;"
+                    " a shard must be inside it"
+                )
         return [folder / shard for shard in sorted(set(shards.values()))]
     if pickles := [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]:
         raise CheckpointError(

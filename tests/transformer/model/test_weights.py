@@ -162,6 +162,14 @@ DAMAGES = {
         lambda folder: (folder / "two.safetensors").unlink(),
         "two.safetensors, named by model.safetensors.index.json, is missing",
     ),
+    "shard outside": (
+        _edit_json(weights.INDEX, weight_map={NORM: "../outside.safetensors"}),
+        f"{weights.INDEX} names '../outside.safetensors', which is outside the checkpoint's folder",
+    ),
+    "shard absolute": (
+        _edit_json(weights.INDEX, weight_map={NORM: "/outside.safetensors"}),
+        f"{weights.INDEX} names '/outside.safetensors', which is outside the checkpoint's folder",
+    ),
     "index empty": (_write(weights.INDEX, b"{}"), "has no weight_map"),
     "nothing": (_replace_weights("README.md"), "has neither model.safetensors nor"),
     "pickle": (_replace_weights("pytorch_model.bin"), "pytorch_model.bin, a pickle, which can run"),
