@@ -48,8 +48,7 @@ def make_request(
             work.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise no_tensor(name, x)
+        checked_tensor(name, x)
     if cu_seqlens_k is None and block_table is None and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
     q, k, v = in_autocast_dtype(q, k, v)
@@ -90,6 +89,9 @@ def make_request(
         or not (q_descale is k_descale is v_descale is None)
     ):
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        for name, descale in descales.items():
+            if descale is not None:
+                checked_tensor(name, descale)
         about = {"kv_starts": kv_starts, "cu_seqlens_q": cu_seqlens_q, **descales}
         about |= {"cu_seqlens_k": cu_seqlens_k, "block_table": block_table}
         precision = checked_precision(precision, q, k, about)
@@ -122,8 +124,9 @@ def in_autocast_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _contiguous(x: Any) -> Any:
-    # What is no tensor is refused below, by name.
-    return x.resolve_neg().contiguous() if isinstance(x, torch.Tensor) else x
+    # What is no dense tensor is refused below, by name.
+    dense = isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested
+    return x.resolve_neg().contiguous() if dense else x
 
 
 def _checked_flag(name: str, value: object) -> bool:
@@ -176,9 +179,20 @@ def _checked_window(name: str, window: object) -> Sides:
     return left, right
 
 
-def no_tensor(name: str, x: object) -> ValueError:
-    """The error of an argument that has to be a tensor."""
-    return ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+def checked_tensor(name: str, x: object) -> torch.Tensor:
+    """x; ValueError if it is no tensor, or one without strides, which kernels find elements by."""
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+    if x.is_nested:
+        raise ValueError(
+            f"{name} is a nested tensor; nested_attention in flash_versions.integrations.nested "
+            f"takes jagged ones."
+        )
+    if x.layout != torch.strided:
+        raise ValueError(
+            f"{name} has the layout {x.layout} and must be dense; call {name}.to_dense()."
+        )
+    return x
 
 
 def other_device(name: str, x: torch.Tensor, device: torch.device) -> ValueError:
@@ -295,8 +309,7 @@ def _of_each_key(
                 f"key, so leave one of them out (query_ends of 0: no query sees the key)."
             )
     batch, n, kv_heads, _ = k.shape
-    if not isinstance(x, torch.Tensor):
-        raise no_tensor(name, x)
+    x = checked_tensor(name, x)
     if tuple(x.shape) not in [(n,), (batch, n), (batch, kv_heads, n)] or x.dtype not in INTEGERS:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "
@@ -328,8 +341,7 @@ def check_integers(
     """
     if x is None:
         return
-    if not isinstance(x, torch.Tensor):
-        raise no_tensor(name, x)
+    x = checked_tensor(name, x)
     fits = x.dim() == len(shape)
     fits = fits and all(isinstance(w, str) or w == n for w, n in zip(shape, x.shape))
     if not fits or x.dtype not in INTEGERS:
@@ -355,8 +367,7 @@ def _check_score_tensors(request: Request) -> None:
     ):
         if x is None:
             continue
-        if not isinstance(x, torch.Tensor):
-            raise no_tensor(name, x)
+        x = checked_tensor(name, x)
         if tuple(x.shape) not in shapes or not x.is_floating_point():
             wanted = " or ".join(str(shape) for shape in shapes)
             raise ValueError(

@@ -73,6 +73,19 @@ REFUSED = {
     "deterministic: a number": (
         arguments(deterministic=1), "deterministic=1 must be True, False or None"),
     "q: a list": (arguments(q=[1.0]), "q is a list; it must be a torch.Tensor"),
+    "q: sparse": (
+        arguments(q=ones(1, 4, 2, 64).to_sparse()),
+        r"q has the layout torch.sparse_coo and must be dense; call q.to_dense\(\)"),
+    "v: mkldnn": (arguments(v=ones(1, 4, 2, 64).to_mkldnn()), "v has the layout torch._mkldnn"),
+    "k: nested": (
+        arguments(k=torch.nested.nested_tensor([ones(4, 2, 64)], layout=torch.jagged)),
+        "k is a nested tensor; nested_attention in .* takes jagged ones"),
+    "slopes: sparse": (arguments(alibi_slopes=ones(2).to_sparse()), "alibi_slopes has the layout"),
+    "sink: sparse": (arguments(sink=ones(2).to_sparse()), "sink has the layout torch.sparse_coo"),
+    "lengths: sparse": (arguments(kv_lengths=ONE.to_sparse()), "kv_lengths has the layout"),
+    "intervals: sparse": (
+        arguments(query_ends=ones(4).int().to_sparse()), "query_ends has the layout torch.sparse"),
+    "scale: sparse": (eight_bits(q_descale=ones(1).to_sparse()), "q_descale has the layout torch"),
     "lengths: device": (arguments(kv_lengths=ones(1, dtype=torch.int32, device="meta")), "on meta"),
     "scale: vanishes in fp32": (arguments(scale=1e-46), "scale=1e-46 must be a positive"),
     "unknown version": (arguments(version="fa9"), "version='fa9' is unknown; there are auto, fa1"),
