@@ -142,7 +142,10 @@ class IncrementalDecoder:
         for waiting in range(3):
             certain = len(self._held) - waiting
             text = self._decode(self._held[:certain])
-            if not text.endswith(REPLACEMENT):
+            # With byte fallback, bytes that are no character yet are a U+FFFD each. If one more
+            # makes the text shorter, they are a character now, which may be U+FFFD itself.
+            before = self._held[: certain - 1]
+            if not text.endswith(REPLACEMENT) or len(text) < len(self._decode(before)):
                 return self._give_out(certain, text)
         certain = max(0, len(self._held) - 3)
         return self._give_out(certain, self._decode(self._held[:certain]))

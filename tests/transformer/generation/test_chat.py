@@ -221,8 +221,17 @@ def test_streamed_tokens_equal_the_whole_decoded_at_once(data, at_a_time):
     """Bytes that are no text, and the spaces of a sentencepiece tokenizer."""
     tokens = data.draw(st.lists(st.integers(0, BYTES.vocab_size - 1)))
     assert "".join(stream(BYTES, tokens, at_a_time)) == BYTES.decode(tokens)
-    text = data.draw(st.text(alphabet="ab é世🌍"))
+    text = data.draw(st.text(alphabet="ab é世🌍\ufffd"))
     pieces = stream(SENTENCEPIECE, SENTENCEPIECE.encode(text), at_a_time)
+    assert "".join(pieces) == text
+
+
+@pytest.mark.parametrize("at_a_time", range(1, 8))
+@pytest.mark.parametrize("text", ["\ufffd日", "\ufffd\ufffd🌍\ufffd", "a\ufffdé日\ufffda"])
+@pytest.mark.parametrize("tokenizer", [BYTES, SENTENCEPIECE], ids=["bytes", "sentencepiece"])
+def test_a_replacement_character_comes_out_as_it_is(tokenizer, text, at_a_time):
+    """One that the text itself has, and that stands for no bytes that could not be read."""
+    pieces = stream(tokenizer, tokenizer.encode(text), at_a_time)
     assert "".join(pieces) == text
 
 
