@@ -173,7 +173,9 @@ class Session:
         """As `encode`, without the oldest turns of a conversation where there is no room for them.
 
         An answer gets room for --max-tokens or a quarter of the context, whichever is less. What
-        stands before the first question, such as a system prompt, stays.
+        stands before the first question, such as a system prompt, stays, and so does the newest
+        turn if there is room for it. Of the others as many are forgotten as leave half of the
+        context free: each time, the model has to read what is left again.
 
         Returns:
             The messages that are left, the text that the model sees, and its tokens.
@@ -184,10 +186,11 @@ class Session:
         context = self.model.config.max_positions
         limit = context - min(self.max_tokens, context // 4)
         questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        for dropped_to in questions:
+        for dropped, dropped_to in enumerate(questions):
             left = [*messages[: questions[0]], *messages[dropped_to:]]
             text, tokens = self._encode(left)
-            if len(tokens) <= limit:
+            older = 0 < dropped < len(questions) - 2  # turns before the newest one are left
+            if len(tokens) <= (context // 2 if older else limit):
                 break
         check_prompt(self.model.config, tokens, "the question")
         return left, text, tokens

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -286,6 +287,23 @@ def test_a_full_context_forgets_the_oldest_turns(command, model, tokenizer, monk
     # What was said goes on from what is left.
     [said], _ = generate(model, tokenizer, [seen[3]], max_tokens=4, eos=(END,))
     assert out.endswith(f"{said.text}\n")
+
+
+def test_a_full_chat_reads_what_is_left_once(command, monkeypatch):
+    """The question behind one for which turns were forgotten reads only what is new."""
+    lines = [line for question in "abcdefghi" for line in (question, "/stats")]
+    arguments = ["--chat", "-m2", "--system-prompt", "Be"]
+    code, _, err = converse(command, monkeypatch, *lines, arguments=arguments)
+    assert code == 0 and "error" not in err
+    forgot, seen = [], [0]
+    for part in err.split("\nprompt ")[:-1]:
+        forgot.append(" forgotten" in part)
+    for read, kept in re.findall(r"^prompt +(\d+) tokens,(?:.*; (\d+) tokens)?", err, re.MULTILINE):
+        if not forgot[len(seen) - 1]:
+            assert int(kept or 0) >= seen[-1]
+        seen.append(int(read) + int(kept or 0))
+    assert len(forgot) == len(seen) - 1 == 9
+    assert sum(forgot) >= 2 and (True, True) not in pairwise(forgot)
 
 
 def test_thinking_is_told_to_the_template(command, folder, tmp_path):
