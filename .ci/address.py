@@ -5,7 +5,6 @@ Codespaces in docs/use/install.md, and the commands that clone. Another address 
 that is there.
 """
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -75,9 +74,7 @@ def main(arguments: list[str]) -> int:
             (ROOT / "docs/extend/contributing.md").read_text(), address
         ),
     }.items():
-        new = ROOT / f"{file}.new"
-        new.write_text(text)
-        os.replace(new, ROOT / file)
+        (ROOT / file).write_text(text)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import stat
+from pathlib import Path
 
 # Before NumPy loads: small matrix products are slowest on many threads.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -69,6 +71,19 @@ def pytest_collection_modifyitems(config, items):
 def device() -> str:
     """Where the kernels run: a GPU if there is one, else the CPU, simulated."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def full_device(tmp_path) -> Path:
+    """A device as /dev/full, on which no write succeeds, alone in a folder."""
+    path = tmp_path / "devices" / "full"
+    path.parent.mkdir()
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        os.close(os.open(path, os.O_WRONLY))
+    except OSError as error:
+        pytest.skip(f"no device can be made here: {error}")
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,18 @@ MAKING = "versions.tiles versions.fp8 dispatch"  # what versions are made of
 LABORATORY = (
     "bench", "checker", "diff", "inspect", "mine", "plot", "puzzles", "report", "verify",
 )  # fmt: skip
-DOORS = ("flash_versions", "flash_versions.flash_attn", "flash_versions.integrations")
+DOORS = (
+    "flash_versions", "flash_versions.files", "flash_versions.flash_attn",
+    "flash_versions.integrations",
+)  # fmt: skip
 # What the modules of a room may import of their own package, beside the room; "." is the package's
 # own `__init__`. A room that is not here belongs to the one around it.
 MAY_IMPORT = {
     "flash_versions": "dispatch versions integrations simulator",
     "flash_versions.__main__": ". dispatch",
     "flash_versions.simulator": "",
-    "flash_versions.dispatch": "",
+    "flash_versions.files": "",
+    "flash_versions.dispatch": "files",
     "flash_versions.dispatch.replay": "",
     "flash_versions.dispatch.request": "dispatch.precision",
     "flash_versions.versions.tiles": "dispatch",
@@ -33,7 +37,7 @@ MAY_IMPORT = {
     "flash_versions.integrations.hub": "dispatch versions.api versions.masks flash_attn",
     **dict.fromkeys(
         [f"flash_versions.{room}" for room in LABORATORY],
-        f". dispatch simulator versions flash_attn integrations {' '.join(LABORATORY)}",
+        f". dispatch files simulator versions flash_attn integrations {' '.join(LABORATORY)}",
     ),
     "transformer": ". model generation tasks training rl",
     "transformer.model": ".",

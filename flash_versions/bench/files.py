@@ -2,16 +2,16 @@
 
 import faulthandler
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from flash_versions.files import replacing
 
 
 def write(path: Path, text: str) -> None:
     """Replace a file completely, or leave it as it is if writing fails."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write_text(text)
 
 
 class Mark:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import triton
 
+from flash_versions.files import replacing
+
 
 def path() -> Path:
     """Where the file is."""
@@ -78,7 +80,6 @@ def record(kernel: str) -> None:
     """
     found, new, file = read(), {"kernel": kernel, **conditions()}, path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     others = [x for x in found if new != x | {"sources": new["sources"]}]
-    temporary.write_text(json.dumps([*others, new], indent=1))
-    temporary.replace(file)
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps([*others, new], indent=1))

@@ -1,4 +1,4 @@
-"""Files: JSON that is read with one sentence about what is wrong, writing at once or not at all."""
+"""Files: JSON that is read with one sentence about what is wrong, and one writer at a time."""
 
 import errno
 import fcntl
@@ -9,17 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place if all goes well, and vanishes if not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
+from flash_versions.files import replacing
 
 _locks: set[int] = set()  # open descriptors; a lock lasts until all copies of its own are closed
 

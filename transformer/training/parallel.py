@@ -38,9 +38,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from flash_versions.files import replacing
 from transformer.generation.command import ElsewhereError, choose_device, out_of_memory
 from transformer.model.decoder import Transformer
-from transformer.model.files import replacing
 
 RECORD = "record.pt"  # of a sharded state: all that is no tensor of the model or the optimiser
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)

@@ -6,7 +6,6 @@ it was drawn from.
 """
 
 import io
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 
 from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
+from flash_versions.files import replacing
 from flash_versions.plot.figures import FIGURES, STYLE, digest
 from lessons.pictures.memory import animation, gpu, rooflines, traffic
 from lessons.pictures.pipeline import gantt, roles
@@ -64,13 +64,6 @@ def svg(name: str) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Replace a file, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
 def main() -> int:
     """Redraw all pictures; returns the exit code."""
     for name in PICTURES:
@@ -78,7 +71,8 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, svg(name))
         sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
-    replace(ANIMATION, animation.gif())
+    with replacing(ANIMATION) as file:
+        file.write_bytes(animation.gif())
     sys.stderr.write(f"{ANIMATION.relative_to(ROOT)}: drawn\n")
     return 0
 

@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on(laboratory):
     assert laboratory.run("launch", "seeds", "table") == whole  # in the order of the suites
     assert laboratory.run("table", "seeds", "launch") == whole
     assert laboratory.measured == []
-    assert not list(laboratory.path.parent.glob("*.tmp")) and laboratory.mark.read() is None
+    assert not list(laboratory.path.parent.glob(".*")) and laboratory.mark.read() is None
     laboratory.names.append("c")  # a new competitor: its shapes are measured again
     rows = laboratory.run("table")["rows"]
     assert [row["version"] for row in rows[:9]] == ["a", "b", "c"] * 3

@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def regular_file(path: Path) -> Path | None:
+    """The file that can take the place of `path`, of a link what it leads to; it need not be there.
+
+    None: what is there is a pipe, a device or a folder, which a file must not replace.
+    """
+    target = Path(os.path.realpath(path))
+    return None if path.exists() and not target.is_file() else target
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place if all goes well, and vanishes if not.
+
+    Of a pipe or a device, itself: its reader waits for what is written to it.
+    """
+    target = regular_file(path)
+    if target is None:
+        yield path
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
