@@ -168,7 +168,8 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     model = trainer.result()
     if not trainer.world.main:
         return
-    folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"
+    folder = (run.folder / name).resolve()  # a link to it stays one
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         save_model(model, temporary)
         for path in text_files(trainer.folder):

@@ -188,6 +188,9 @@ def test_metadata(written, tmp_path):
 
 def test_it_replaces_its_own_folder_only(written, tmp_path, capsys):
     assert main([str(written)]) == 0  # again
+    link = tmp_path / "link"
+    link.symlink_to(written)
+    assert main([str(link)]) == 0 and link.is_symlink()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     assert main([str(tmp_path / "mine")]) == 2

@@ -106,6 +106,7 @@ def write_kernel(folder: Path, name: str = "flash-versions") -> None:
         raise ValueError(f"name {name!r}: lower case letters, digits and hyphens work")
     if folder.exists() and not (folder / BUILD / "metadata.json").is_file():
         raise ValueError(f"{folder} exists and holds no kernel; name a new folder")
+    folder = folder.resolve()  # a link to it stays one
     sources = modules()
     digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:8]
     identity = f"{name.replace('-', '_')}_{digest}"

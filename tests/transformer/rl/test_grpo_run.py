@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,18 @@ def test_the_best_is_remembered(tempted, tmp_path, monkeypatch):
     assert run.finished
     assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == best
     assert next(scores, None) is None
+
+
+def test_a_checkpoint_goes_where_a_link_leads(model, folder, tmp_path):
+    trainer = SimpleNamespace(result=lambda: model, world=SimpleNamespace(main=True), folder=folder)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "best").symlink_to(tmp_path / "elsewhere")
+    for _ in range(2):
+        grpo.publish(trainer, SimpleNamespace(folder=tmp_path / "run"), "best")
+        assert (tmp_path / "run" / "best").is_symlink()
+        assert (tmp_path / "elsewhere" / "model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
 
 
 def test_what_a_kill_leaves_is_cleared_away_and_nothing_else(tempted, tmp_path):
