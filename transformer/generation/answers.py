@@ -1,17 +1,17 @@
 """A file of prompts, and its answers on their way to a file: safe after every batch, in place only
-when all are there.
+when all are there. Standard output, a pipe or a device gets each answer at once.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from flash_versions.files import regular_file
 from transformer.generation.chat import Message
 from transformer.generation.command import INTERRUPTED
 from transformer.generation.row import Completion
@@ -30,13 +30,13 @@ def partial_of(path: Path) -> Path:
 
 
 class Answers:
-    """Answers in the order of their prompts, to standard output or into a file.
+    """Answers in the order of their prompts, to a stream or into a file.
 
     A file takes its place when all are there. A run that is killed leaves what it has beside that
     place, and the same run goes on from there.
 
     Args:
-        path: of the finished file; None: standard output.
+        output: the path of the finished file, or a stream.
         lines: the objects of the prompts, which are given back with the answers added.
         run: whatever the answers depend on; another run's answers are not mixed with these.
 
@@ -48,12 +48,12 @@ class Answers:
             answer to its prompt.
     """
 
-    def __init__(self, path: Path | None, lines: Sequence[dict[str, Any]], run: object) -> None:
-        self.path, self.lines, self.given = path, lines, 0
+    def __init__(self, output: Path | TextIO, lines: Sequence[dict[str, Any]], run: object) -> None:
+        self.output, self.lines, self.given = output, lines, 0
         self._waiting: dict[int, Completion] = {}
-        if path is None:
+        if not isinstance(output, Path):
             return
-        self.partial = partial_of(path)
+        self.partial = partial_of(output)
         header = sha256(repr(run).encode()).hexdigest() + "\n"
         kept = (self.partial.exists() and self.partial.read_text(encoding="utf-8")) or header
         if not kept.startswith(header):
@@ -87,19 +87,19 @@ class Answers:
         while self.given in self._waiting:
             answer = describe(self._waiting.pop(self.given))
             line = _line(self.lines[self.given], answer) + "\n"
-            if self.path is None:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-            else:
+            if isinstance(self.output, Path):
                 with open(self.partial, "a", encoding="utf-8") as file:
                     file.write(line)
+            else:
+                self.output.write(line)
+                self.output.flush()
             self.given += 1
 
     def finish(self) -> None:
         """Put the complete file in its place."""
-        if self.path is not None:
+        if isinstance(self.output, Path):
             _, _, lines = self.partial.read_text(encoding="utf-8").partition("\n")
-            write_text(self.path, lines)
+            write_text(self.output, lines)
             self.partial.unlink()
 
 
@@ -111,15 +111,21 @@ def _line(line: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
 def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     """Answer a file of prompts in batches; each line is given back with its answer added."""
     output = arguments.output
-    if output and not output.parent.is_dir():
-        raise FileNotFoundError(f"the folder of --output {output} does not exist")
-    if output and output.is_dir():
+    if output is None:
+        return _answer_file(session, arguments, sys.stdout)
+    if output.is_dir():
         raise IsADirectoryError(f"--output {output} is a folder")
-    with only_writer_of(partial_of(output)) if output else nullcontext():
-        return _answer_file(session, arguments)
+    file = regular_file(output)
+    if file is None:
+        with open(output, "w", encoding="utf-8") as stream:
+            return _answer_file(session, arguments, stream)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"the folder of --output {output} does not exist")
+    with only_writer_of(partial_of(file)):
+        return _answer_file(session, arguments, file)
 
 
-def _answer_file(session: Session, arguments: argparse.Namespace) -> int:
+def _answer_file(session: Session, arguments: argparse.Namespace, output: Path | TextIO) -> int:
     lines, prompts = [], []
     for name, line in read_lines(arguments.input):
         try:
@@ -134,13 +140,13 @@ def _answer_file(session: Session, arguments: argparse.Namespace) -> int:
         raise ValueError(f"{input_name(arguments.input)} has no prompts")
 
     run = (session.settings(), arguments.seed, lines, prompts)
-    answers = Answers(arguments.output, lines, run)
+    answers = Answers(output, lines, run)
     if first := answers.given:
         sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
     paged = session.engine.page_size is not None
     size = len(prompts) if paged else arguments.batch_size
     total: Statistics | None = None
-    interrupted = False
+    interrupted, to_file = False, isinstance(output, Path)
     for start in range(first, len(prompts), size):
         batch = prompts[start : start + size]
         generators = row_generators(arguments.seed, len(batch), first=start)
@@ -151,14 +157,14 @@ def _answer_file(session: Session, arguments: argparse.Namespace) -> int:
         completions, statistics = session.answer(batch, generators, **options)
         total = statistics if total is None else total + statistics
         interrupted = any(c.finish_reason == "interrupted" for c in completions)
-        if not (arguments.output and interrupted):
+        if not (to_file and interrupted):
             for index in range(answers.given, start + len(batch)):
                 answers.add(index, completions[index - start])
         if interrupted:
             break
     if not interrupted:
         answers.finish()
-    elif arguments.output:
+    elif to_file:
         kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
         sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
     if total is not None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,46 @@ def test_prompts_from_standard_input(command, questions, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
     code, _, err = command("--input", "-")
     assert code == 2 and err.startswith('error: standard input, line 1 must be an object with "')
+
+
+def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypatch):
+    given = ("--input", questions, "--batch-size", 2)
+    _, expected, _ = command(*given)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for interrupted in (False, True):
+        found: list[str] = []
+        reader = threading.Thread(target=lambda to=found: to.append(pipe.read_text()), daemon=True)
+        reader.start()
+        if interrupted:
+            killed_in_batch(monkeypatch, 2, interrupt)
+        code, out, err = command(*given, "--output", pipe)
+        reader.join(10)
+        assert (code, out) == (130 * interrupted, "") and "are kept" not in err
+        count = 2 if interrupted else len(QUESTIONS)
+        assert found[0].splitlines()[:count] == expected.splitlines()[:count]
+    assert pipe.is_fifo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "questions.jsonl"]
+
+
+def test_a_device_is_written_to(command, questions, full_device):
+    code, out, err = command("--input", questions, "--output", full_device)
+    assert (code, out) == (2, "") and "No space left" in err and err.count("\n") == 1
+    assert full_device.is_char_device() and os.listdir(full_device.parent) == [full_device.name]
+
+
+def test_answers_go_where_a_link_leads(command, questions, tmp_path):
+    _, expected, _ = command("--input", questions)
+    link, target = tmp_path / "link", tmp_path / "folder" / "answers.jsonl"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    given = ("--input", questions, "--output", link)
+    with only_writer_of(target.with_name(".answers.jsonl.partial")):
+        assert "another process is writing to" in command(*given)[2]
+    assert command(*given)[0] == 0
+    assert link.is_symlink() and target.read_text() == expected
+    assert os.listdir(target.parent) == [target.name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link", "questions.jsonl"]
 
 
 def test_one_process_at_a_time_writes_a_file(command, questions, tmp_path):
