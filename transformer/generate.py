@@ -121,6 +121,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--system-prompt", help="instructions that precede the conversation")
     add("--input", type=Path, metavar="FILE", help=INPUT_HELP)
     add("--output", type=Path, metavar="FILE", help="where --input's answers go (stdout)")
+    add("--force", action="store_true", help="replace an --output that is there already")
     add("--batch-size", type=int, default=16, help="prompts of --input answered at once (16)")
     add("-m", "--max-tokens", type=int, default=256, help="longest answer (256)")
     add("--temp", type=float, default=0.0, help="temperature; 0 is greedy (0)")
@@ -157,6 +158,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--output needs --input; redirect standard output otherwise")
     if arguments.output and arguments.output.resolve() == arguments.input.resolve():
         raise ValueError(f"--output {arguments.output} is --input; it would be overwritten")
+    if arguments.force and not arguments.output:
+        raise ValueError("--force needs --output")
     if arguments.page_size is not None and arguments.cache != "paged":
         raise ValueError("--page-size needs --cache paged")
     for name in ("max_tokens", "batch_size", "prefill_chunk", "page_size"):

@@ -122,6 +122,11 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     if not file.parent.is_dir():
         raise FileNotFoundError(f"the folder of --output {output} does not exist")
     with only_writer_of(partial_of(file)):
+        if file.exists() and file.stat().st_size and not arguments.force:
+            raise ValueError(
+                f"--output {output} is not empty; --force replaces what it holds, another --output"
+                " keeps it"
+            )
         return _answer_file(session, arguments, file)
 
 

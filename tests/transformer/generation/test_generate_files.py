@@ -167,6 +167,25 @@ def test_prompts_from_standard_input(command, questions, monkeypatch):
     assert code == 2 and err.startswith('error: standard input, line 1 must be an object with "')
 
 
+@pytest.mark.parametrize("change", ["prompts", "seed", "nothing"])
+def test_a_finished_output_is_replaced_only_by_force(change, command, questions, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    output.touch()  # as mktemp makes it
+    given = ["--input", questions, "--temp", 1, "--output", output]
+    assert command(*given)[0] == 0
+    finished = output.read_text()
+    if change == "prompts":
+        questions.write_text('{"prompt": "another"}\n')
+    given += ["--seed", int(change == "seed")]
+    code, out, err = command(*given)
+    assert (code, out) == (2, "") and err.count("error: ") == 1
+    assert f"--output {output} is not empty; --force replaces what it holds" in err
+    assert output.read_text() == finished
+    assert command(*given, "--force")[0] == 0
+    assert (output.read_text() == finished) == (change == "nothing")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "questions.jsonl"]
+
+
 def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypatch):
     given = ("--input", questions, "--batch-size", 2)
     _, expected, _ = command(*given)

@@ -30,6 +30,7 @@ import pytest
         (["--input", "x", "-p", "x"], "--prompt and --input exclude each other"),
         (["--input", "./x", "--output", "x"], "--output x is --input"),
         (["--output", "x"], "--output needs --input"),
+        (["--input", "x", "--force"], "--force needs --output"),
         (["--input", "/no/such/file"], "/no/such/file: No such file or directory"),
         (["--input", os.devnull], "has no prompts"),
         (["-p", "x" * 200], "the prompt has 2"),
