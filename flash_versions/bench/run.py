@@ -34,6 +34,7 @@ from flash_versions.bench.measure import (
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.suites import ABOUT, SUITES, Shape, competitors
 from flash_versions.dispatch.extras import progress_bar
+from flash_versions.files import regular_file
 
 IDENTITY = ("schema", "commit", "source", "machine", "protocol")
 DEFAULT_SUITES = [name for name in SUITES if name != "quick"]
@@ -57,7 +58,7 @@ def continued(path: Path, document: Document) -> Document:
     """The document at `path` if it is of the same measurement; else `document`, and what is at
     `path` is set aside.
     """
-    if not path.exists():
+    if not path.is_file():
         return document
     try:
         found = json.loads(path.read_text())
@@ -72,9 +73,10 @@ def continued(path: Path, document: Document) -> Document:
 
 def set_aside(path: Path, why: str) -> None:
     """Keep an earlier document under another name."""
-    if path.exists():
-        kept = path.with_name(f"{path.stem}.previous.json")
-        path.replace(kept)
+    file = regular_file(path)
+    if file is not None and file.exists():
+        kept = file.with_name(f"{file.stem}.previous.json")
+        file.replace(kept)
         say(f"{path} starts anew ({why}); what was there is now {kept}")
 
 
