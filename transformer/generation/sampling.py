@@ -31,7 +31,7 @@ class Sampling:
     Attributes:
         temperature: divides the logits; 0 means greedy, and then no filter below is applied.
         top_k: keep the k most likely tokens (and ties with the last of them); 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose probability exceeds top_p.
+        top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         repetition_penalty: divides positive and multiplies negative logits of seen tokens.
 
