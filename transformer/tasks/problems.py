@@ -14,8 +14,9 @@ from hashlib import md5, sha256
 from random import Random
 from typing import Any
 
+from transformer.tasks.numbers import as_number
 from transformer.tasks.task import Marks, Message, Problem, Task
-from transformer.tasks.verifiers import VERIFIERS, as_number, parse_reward, spoken
+from transformer.tasks.verifiers import VERIFIERS, parse_reward, spoken
 
 HELD_OUT = 16  # one problem in so many is kept for evaluation
 FORMAT = '{"prompt": "...", "answer": "..."}'

@@ -16,22 +16,16 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from transformer.tasks.named import find_named
+from transformer.tasks.numbers import as_number, last_number
 
 Reward = Callable[[str, Mapping[str, Any]], float]
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HASHES = re.compile(r"####([^\n]*)")
 BOXED = "\\boxed{"
-# A number and what may stand around it: $1,234.50, -3, 50%, 3/4; no part of a longer one.
-NUMBER = re.compile(
-    r"(?<![0-9])(?<![0-9][.,/])"
-    r"[-\N{MINUS SIGN}]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?"
-)
-LONGEST = 100  # characters of a number
 TERM = re.compile(r"(?:([-+]?[\d.]+(?:e-?\d+)?)\s*\*\s*)?([\w.]+(?::\w+)?)")
 
 
@@ -69,30 +63,12 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-def as_number(text: str) -> Fraction | None:
-    """The value of a text that is one number: 1,234.50, $12, 50% (as 50), 3/4; else None."""
-    text = text.strip().rstrip(".%").strip()
-    return _value(text) if len(text) <= LONGEST and NUMBER.fullmatch(text) else None
-
-
-def _value(text: str) -> Fraction | None:
-    text = text.replace("\N{MINUS SIGN}", "-").replace("$", "").replace(",", "")
-    above, _, below = text.partition("/")
-    try:
-        return Fraction(above) / Fraction(below or 1)
-    except ZeroDivisionError:
-        return None
-
-
 def number(completion: str, problem: Mapping[str, Any]) -> float:
-    """1 if the final answer is the problem's number: 12, 12.0 and $12 are one. Where a completion
-    states no final answer, the last number in it counts.
+    """1 if the final answer is the problem's number: 12, 12.0 and $12 are one, see `numbers`. Where
+    a completion states no final answer, the last number in it counts.
     """
     stated = final_answer(completion)
-    if stated is None:
-        found = NUMBER.findall(spoken(completion))
-        stated = found[-1].rstrip(",") if found else ""
-    value = as_number(stated)
+    value = last_number(spoken(completion)) if stated is None else as_number(stated)
     return float(value is not None and value == as_number(problem["answer"]))
 
 

@@ -9,7 +9,7 @@ from tests.helpers.models.tiny_grpo import make_trainer, options
 from transformer.rl import trainer
 from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
-from transformer.tasks.verifiers import as_number, exact, number, parse_reward
+from transformer.tasks.verifiers import exact, number, parse_reward
 
 RIGHT_NUMBERS = [
     "72",
@@ -25,6 +25,7 @@ RIGHT_NUMBERS = [
     "not 71, but 72",
     "80-8=72",
     "from 5-72",
+    "It is 7.2e1.",
 ]
 WRONG_NUMBERS = [
     "",
@@ -43,6 +44,10 @@ WRONG_NUMBERS = [
     "72/0",
     "0" * 200 + "72",  # too long for a number, and its end is none
     "1.2.72",
+    ".72",
+    "72e1",
+    "72 million",
+    "2^72",
 ]
 
 
@@ -54,14 +59,6 @@ def test_right_numbers(completion):
 @pytest.mark.parametrize("completion", WRONG_NUMBERS)
 def test_wrong_numbers(completion):
     assert number(completion, {"answer": "72"}) == 0
-
-
-def test_numbers():
-    same = ["1234.5", "1,234.50", "$1,234.5", " 1234.5. ", "2469/2", "1234.5%"]
-    assert {as_number(text) for text in same} == {as_number("1234.5")}
-    assert as_number("\N{MINUS SIGN}3") == as_number("-3") == -3
-    for text in ("", "x", "1 2", "1e5", "--1", "1.2.3", "1/0", "٣", "9" * 5000):
-        assert as_number(text) is None, text
 
 
 def test_exact_texts():
