@@ -5,7 +5,7 @@
     {"prompt": [{"role": "system", ...}, {"role": "user", ...}], "answer": 7}
 
 A prompt is a text or a conversation that ends with the user's message. Of an answer with `####`
-what follows counts. Further keys are for reward functions.
+what follows counts, and to a verifier `$\\boxed{7}$` is 7. Further keys are for reward functions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 
 from transformer.tasks.numbers import as_number
 from transformer.tasks.task import Marks, Message, Problem, Task
-from transformer.tasks.verifiers import VERIFIERS, parse_reward, spoken
+from transformer.tasks.verifiers import VERIFIERS, parse_reward, spoken, stated
 
 HELD_OUT = 16  # one problem in so many is kept for evaluation
 FORMAT = '{"prompt": "...", "answer": "..."}'
@@ -117,17 +117,25 @@ class Problems(Task):
 
     def _usual_reward(self) -> str:
         answers = [str(line.fields.get("answer", "")) for line in self.lines]
-        return "exact" if any(as_number(answer) is None for answer in answers) else "number"
+        return "exact" if any(as_number(stated(x)) is None for x in answers) else "number"
 
     def _check_answers(self) -> None:
         for line in self.lines:
             for term in self.terms:
-                if term.name in VERIFIERS and "answer" not in line.fields:
+                if term.name not in VERIFIERS:
+                    continue
+                if "answer" not in line.fields:
                     raise ValueError(f'{line.name} has no "answer", which {term.name} needs')
-                if term.name == "number" and as_number(line.fields["answer"]) is None:
+                answer = line.fields["answer"]
+                if term.name == "number" and as_number(stated(answer)) is None:
                     raise ValueError(
-                        f"{line.name}: the answer {line.fields['answer']!r:.40} is no number;"
-                        " --reward exact compares texts"
+                        f"{line.name}: the answer {answer!r:.40} is no number; --reward exact"
+                        " compares texts"
+                    )
+                if term.value(answer, line.fields) != 1:
+                    raise ValueError(
+                        f"{line.name}: a reply that repeats the answer {answer!r:.40} does not earn"
+                        f" the reward {term.name}; write the bare answer, as 72"
                     )
 
     def sample(self, rng: Random, held_out: bool = False) -> Problem:

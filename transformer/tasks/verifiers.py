@@ -24,23 +24,61 @@ from transformer.tasks.numbers import as_number, last_number
 Reward = Callable[[str, Mapping[str, Any]], float]
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-HASHES = re.compile(r"####([^\n]*)")
 BOXED = "\\boxed{"
+# What Markdown and LaTeX put around an answer; a full stop may follow.
+MARKUP = [
+    re.compile(pattern + r"\.?", re.DOTALL)
+    for pattern in (
+        r"\*\*((?:(?!\*\*).)+)\*\*",
+        r"\*([^*]+)\*",
+        r"`([^`]+)`",
+        r"\$\$((?:\\.|[^$\\])+)\$\$",
+        r"\$((?:\\.|[^$\\])+)\$",
+        r"\\\(((?:(?!\\\)).)+)\\\)",
+        r"\\\[((?:(?!\\\]).)+)\\\]",
+        r"\\(?:f?box|text(?:bf|it|rm)?|math(?:bf|it|rm))\{((?:[^{}]|\{[^{}]*\})+)\}",
+    )
+]
 TERM = re.compile(r"(?:([-+]?[\d.]+(?:e-?\d+)?)\s*\*\s*)?([\w.]+(?::\w+)?)")
 
 
 def final_answer(completion: str) -> str | None:
     """The answer that a completion states, in `<answer>` tags, in `\\boxed{}` or behind `####`: the
-    last if it states several, None if it states none. What is in a thought does not count.
+    last if it states several, None if it states none. What is in a thought does not count, nor does
+    the markup around the answer.
     """
-    said = spoken(completion)
-    if found := TAGGED.findall(said):
-        return found[-1].strip()
-    if (boxed := _boxed(said)) is not None:
-        return boxed.strip()
-    if found := HASHES.findall(said):
-        return found[-1].strip()
-    return None
+    answer, inner = None, _marked(spoken(completion))
+    while inner is not None:  # one mark may be in another
+        answer, inner = inner, _marked(inner)
+    return None if answer is None else unwrapped(answer)
+
+
+def stated(text: str) -> str:
+    """The final answer, or all that is said if there is none, without the markup around it."""
+    answer = final_answer(text)
+    return unwrapped(spoken(text)) if answer is None else answer
+
+
+def unwrapped(text: str) -> str:
+    r"""A text without the markup around all of it, as in `**72**` or `$\text{72}$`, and without
+    what LaTeX needs in it: `\$`, `\%`, `1{,}000`.
+    """
+    text, before = text.strip(), None
+    while text != before:
+        before = text
+        for markup in MARKUP:
+            if found := markup.fullmatch(text):
+                text = found[1].strip()
+    return re.sub(r"\\([$%])", r"\1", text).replace("{,}", ",")
+
+
+def _marked(text: str) -> str | None:
+    if found := TAGGED.findall(text):
+        return found[-1]
+    if (boxed := _boxed(text)) is not None:
+        return boxed
+    _, hashes, after = text.rpartition("####")
+    return after.partition("\n")[0] if hashes else None
 
 
 def spoken(completion: str) -> str:
@@ -67,18 +105,17 @@ def number(completion: str, problem: Mapping[str, Any]) -> float:
     """1 if the final answer is the problem's number: 12, 12.0 and $12 are one, see `numbers`. Where
     a completion states no final answer, the last number in it counts.
     """
-    stated = final_answer(completion)
-    value = last_number(spoken(completion)) if stated is None else as_number(stated)
-    return float(value is not None and value == as_number(problem["answer"]))
+    answer = final_answer(completion)
+    value = last_number(spoken(completion)) if answer is None else as_number(answer)
+    return float(value is not None and value == as_number(stated(problem["answer"])))
 
 
 def exact(completion: str, problem: Mapping[str, Any]) -> float:
     """1 if the final answer, or all that is said if there is none, is the problem's text, but for
-    white space.
+    white space and the markup around both.
     """
-    stated = final_answer(completion)
-    said = spoken(completion) if stated is None else stated
-    return float(said.split() == problem["answer"].split())
+    said = stated(completion).split()
+    return float(bool(said) and said == stated(problem["answer"]).split())
 
 
 VERIFIERS: Mapping[str, Reward] = {"number": number, "exact": exact}

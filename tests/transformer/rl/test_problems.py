@@ -11,6 +11,25 @@ from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
 from transformer.tasks.verifiers import exact, number, parse_reward
 
+NESTED = [
+    r"<answer>\boxed{72}</answer>",
+    r"<answer>It is $\boxed{72}$.</answer>",
+    r"\boxed{<answer>72</answer>}",
+    r"\boxed{\boxed{72}}",
+    r"#### \boxed{\text{72}}",
+    "**72**",
+    "<answer>**72**</answer>",
+    "<answer>**72.**</answer>",
+    "#### `72`",
+    "<answer>*72*.</answer>",
+    r"<answer>\[ \mathbf{72} \]</answer>",
+    r"<answer>\(72\)</answer>",
+    r"<answer>$$72$$</answer>",
+    r"\boxed{\$72}",
+    r"\boxed{72\%}",
+    r"\boxed{0{,}072 \times 10^3}",
+]
+ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
 RIGHT_NUMBERS = [
     "72",
     "<think>9*8</think><answer>72</answer>",
@@ -26,6 +45,7 @@ RIGHT_NUMBERS = [
     "80-8=72",
     "from 5-72",
     "It is 7.2e1.",
+    *NESTED,
 ]
 WRONG_NUMBERS = [
     "",
@@ -56,6 +76,26 @@ def test_right_numbers(completion):
     assert number(completion, {"answer": "72"}) == 1
 
 
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_with_markup_is_what_it_marks(answer):
+    """Both kinds of rewards accept it as it is in the file, bare, and in other markup."""
+    given = [(f"line {i}", {"prompt": f"{i}?", "answer": answer}) for i in range(2)]
+    task = Problems("a.jsonl", given)
+    assert [*map(str, task.terms)] == ["number"]
+    for reward in ("number", "exact"):
+        problem = Problems("a.jsonl", given, reward=reward).sample(Random(0))
+        for reply in (str(answer), "72", r"\boxed{72}", "**72**", r"It is <answer>$72$</answer>"):
+            assert problem.reward(reply) == 1, (reward, reply)
+        assert problem.reward(r"\boxed{73}") == problem.reward("") == 0
+
+
+@pytest.mark.parametrize("answer", ["<think>72", r"\boxed{}", "<answer> </answer>"])
+def test_an_answer_that_fails_its_own_reward_is_named(answer):
+    given = [*lines(), ("line 41", {"prompt": "x", "answer": answer})]
+    with pytest.raises(ValueError, match="line 41: a reply that repeats the answer .* exact"):
+        Problems("a", given)
+
+
 @pytest.mark.parametrize("completion", WRONG_NUMBERS)
 def test_wrong_numbers(completion):
     assert number(completion, {"answer": "72"}) == 0
@@ -64,9 +104,12 @@ def test_wrong_numbers(completion):
 def test_exact_texts():
     problem = {"answer": "New York"}
     right = ["New York", " New\nYork ", "<answer>New York</answer>", "Well: \\boxed{New York}"]
+    right += ["**New York**", "<answer>*New York*.</answer>", r"\boxed{\text{New York}}"]
     wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
+    wrong += ["**New** **York**", "$New$ $York$", "*New York", "New York."]
     assert [exact(x, problem) for x in right] == [1] * len(right)
     assert [exact(x, problem) for x in wrong] == [0] * len(wrong)
+    assert exact(r"\boxed{\$1{,}000}", {"answer": "$1,000"}) == 1
 
 
 def short(completion, problem):
