@@ -191,8 +191,9 @@ def remark(measured: dict[str, float], quiet: int, say: Callable[[str], None]) -
         return quiet - 1
     if measured.get("truncated", 0.0) > MANY:
         say(
-            f"{measured['truncated']:.0%} of the completions hit the limit and earn nothing: if"
-            f" those in {SAMPLES} are unfinished, a larger {flag('max_tokens')} helps"
+            f"{measured['truncated']:.0%} of the completions hit the limit and earn no more than"
+            f" the worst of their group that ended: if those in {SAMPLES} are unfinished, a larger"
+            f" {flag('max_tokens')} helps"
         )
         return 10
     if measured["learned"] == 0:

@@ -7,7 +7,7 @@ samples from one distribution and trains another goes wrong without a sign.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Transformer
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.loss import length_mask
-from transformer.tasks.task import Problem
+from transformer.tasks.task import Marks, Problem
 from transformer.training.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
@@ -97,8 +97,8 @@ class Rollout:
         prompt: tokens.
         completion: with the log-probability of every token.
         reward: what training maximises.
-        answer, form: the reward's parts, see `task.Marks`.
-        parts: the rewards that it is the sum of, by name, if the task has several.
+        answer, form: see `task.Marks`.
+        parts: by name, the rewards that a task of several adds up.
     """
 
     problem: Problem
@@ -127,6 +127,10 @@ def roll_out(
     first: int = 0,
 ) -> list[Rollout]:
     """Let the policy answer every problem `samples` times, and judge the answers.
+
+    An answer that the limit cut off earns what its task says, but no more than the lowest reward of
+    those of its group that ended: otherwise a policy whose wrong answers are punished would learn
+    never to end.
 
     Args:
         policy: whose tokens they are.
@@ -183,17 +187,22 @@ def roll_out(
     )
     if len(rollouts) < number:
         raise KeyboardInterrupt
-    return [rollouts[index] for index in range(number)]
+    groups = ([rollouts[at + i] for i in range(samples)] for at in range(0, number, samples))
+    return [rollout for group in groups for rollout in _capped(group)]
+
+
+def _capped(group: Sequence[Rollout]) -> list[Rollout]:
+    lowest = min((r.reward for r in group if not r.truncated), default=math.inf)
+    return [replace(r, reward=min(r.reward, lowest)) if r.truncated else r for r in group]
 
 
 def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
-    """Score a completion; one that was cut off earns nothing."""
-    if completion.finish_reason != "stop":
-        nothing = dict.fromkeys(problem.task.rewards, 0.0)
-        return Rollout(problem, prompt, completion, 0.0, 0.0, 0.0, nothing)
+    """Score a completion by itself; one that was cut off is neither right nor in the right form."""
+    cut_off = completion.finish_reason != "stop"
     try:
-        reward, marks = float(problem.reward(completion.text)), problem.marks(completion.text)
-        parts = problem.parts(completion.text)
+        reward = float(problem.reward(completion.text, cut_off))
+        marks = Marks(0.0, 0.0) if cut_off else problem.marks(completion.text)
+        parts = problem.parts(completion.text, cut_off)
     except Exception as error:
         raise ValueError(
             f"the reward of task {problem.task.name!r} raised {error!r} for the completion"

@@ -111,7 +111,6 @@ class Problems(Task):
             raise ValueError(f"{name} has no problems; a line is {FORMAT}")
         self.lines, self._trained = [*trained, *kept], len(trained)
         self.terms = parse_reward(reward or self._usual_reward())
-        self.rewards = tuple(term.name for term in self.terms)
         self._check_answers()
         self._judged: tuple[Any, dict[str, float]] = (None, {})
 
@@ -163,26 +162,33 @@ class Problems(Task):
         """Give the answer as the file has it."""
         return self.lines[number].fields["answer"]
 
-    def parts(self, completion: str, number: int) -> dict[str, float]:
+    def parts(self, completion: str, cut_off: bool, number: int) -> dict[str, float]:
         """Score a completion by each reward, without the weights."""
-        if self._judged[0] != (completion, number):  # a reward may take long: it is asked once
+        asked = completion, cut_off, number
+        if self._judged[0] != asked:  # a reward may take long: it is asked once
             problem = self.lines[number].fields
-            found = {term.name: term.value(completion, problem) for term in self.terms}
-            self._judged = (completion, number), found
+            found = {term.name: term.value(completion, problem, cut_off) for term in self.terms}
+            self._judged = asked, found
         return self._judged[1]
 
     def reward(self, completion: str, number: int) -> float:
         """Score a completion: the weighted sum."""
-        found = self.parts(completion, number)
+        return self._sum(self.parts(completion, False, number))
+
+    def reward_cut_off(self, completion: str, number: int) -> float:
+        """Score a completion that the limit cut off: the weighted sum, too."""
+        return self._sum(self.parts(completion, True, number))
+
+    def _sum(self, found: Mapping[str, float]) -> float:
         return sum(term.weight * found[term.name] for term in self.terms)
 
     def marks(self, completion: str, number: int) -> Marks:
         """Judge a completion: it is right if a verifier says so, or, where only functions of one's
         own judge, as far as their sum goes from 0 to 1. Its form is right if it says something.
         """
-        found = self.parts(completion, number)
+        found = self.parts(completion, False, number)
         verdicts = [found[term.name] for term in self.terms if term.name in VERIFIERS]
-        answer = max(verdicts) if verdicts else self.reward(completion, number)
+        answer = max(verdicts) if verdicts else self._sum(found)
         form = float(bool(spoken(completion).strip()))  # besides a thought
         return Marks(answer=min(1.0, max(0.0, answer)), form=form)
 

@@ -59,12 +59,10 @@ class Task:
     Attributes:
         name: what it is called.
         form: what a whole reply has to match; its group `answer` is judged.
-        rewards: names of what `parts` scores.
     """
 
     name: ClassVar[str]
     form: ClassVar[re.Pattern[str]] = REPLY
-    rewards: tuple[str, ...] = ()
 
     def arguments(self, rng: Random) -> tuple:
         """Draw a problem: the arguments of all the methods below."""
@@ -127,8 +125,15 @@ class Task:
         """Score a whole reply, for training to maximise: by default the answer's mark alone."""
         return self.marks(completion, *arguments).answer
 
-    def parts(self, completion: str, *arguments: Any) -> dict[str, float]:
-        """Score a whole reply by each of several rewards, which are then measured apart."""
+    def reward_cut_off(self, completion: str, *arguments: Any) -> float:
+        """Score the text of a reply that the limit cut off: by default as `reward` does, but the
+        answer's mark alone earns nothing. `rollout.roll_out` caps the score.
+        """
+        own = type(self).reward is not Task.reward
+        return self.reward(completion, *arguments) if own else 0.0
+
+    def parts(self, completion: str, cut_off: bool, *arguments: Any) -> dict[str, float]:
+        """Score a reply by each of several rewards, which are then measured apart."""
         return {}
 
     def held_out(self, *arguments: Any) -> bool:
@@ -181,14 +186,15 @@ class Problem:
         """Judge the reply's text without its end-of-turn token, part by part."""
         return self.task.marks(completion, *self.arguments)
 
-    def parts(self, completion: str) -> dict[str, float]:
+    def parts(self, completion: str, cut_off: bool = False) -> dict[str, float]:
         """Score the reply's text by each of several rewards, if the task has several."""
-        return self.task.parts(completion, *self.arguments)
+        return self.task.parts(completion, cut_off, *self.arguments)
 
-    def reward(self, completion: str) -> float:
+    def reward(self, completion: str, cut_off: bool = False) -> float:
         """Score the reply's text without its end-of-turn token: 1 if right, else 0.
 
-        The caller gives 0 to a reply that did not end by itself. All of the text counts: a reply
-        that goes on after the answer, answers twice, or leaves a tag open gets nothing.
+        All of the text counts: a reply that goes on after the answer, answers twice, leaves a tag
+        open or did not end by itself (`cut_off`) gets nothing.
         """
-        return self.task.reward(completion, *self.arguments)
+        score = self.task.reward_cut_off if cut_off else self.task.reward
+        return score(completion, *self.arguments)

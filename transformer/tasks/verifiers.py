@@ -10,8 +10,12 @@ number:
 
     def short(completion, problem):
         return float(len(completion) < 200)
+
+One with a parameter `cut_off` is also told whether the limit, and not the model, ended the
+completion.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +25,7 @@ from typing import Any
 from transformer.tasks.named import find_named
 from transformer.tasks.numbers import as_number, last_number
 
-Reward = Callable[[str, Mapping[str, Any]], float]
+Reward = Callable[..., float]  # (completion, problem), perhaps cut_off
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BOXED = "\\boxed{"
@@ -101,21 +105,23 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-def number(completion: str, problem: Mapping[str, Any]) -> float:
+def number(completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
     """1 if the final answer is the problem's number: 12, 12.0 and $12 are one, see `numbers`. Where
-    a completion states no final answer, the last number in it counts.
+    a completion states no final answer, the last number in it counts. One that was cut off is never
+    right.
     """
     answer = final_answer(completion)
     value = last_number(spoken(completion)) if answer is None else as_number(answer)
-    return float(value is not None and value == as_number(stated(problem["answer"])))
+    right = value is not None and value == as_number(stated(problem["answer"]))
+    return float(right and not cut_off)
 
 
-def exact(completion: str, problem: Mapping[str, Any]) -> float:
+def exact(completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
     """1 if the final answer, or all that is said if there is none, is the problem's text, but for
-    white space and the markup around both.
+    white space and the markup around both. A completion that was cut off is never right.
     """
     said = stated(completion).split()
-    return float(bool(said) and said == stated(problem["answer"]).split())
+    return float(bool(said) and said == stated(problem["answer"]).split() and not cut_off)
 
 
 VERIFIERS: Mapping[str, Reward] = {"number": number, "exact": exact}
@@ -129,15 +135,23 @@ class Term:
     weight: float
     reward: Reward
 
-    def value(self, completion: str, problem: Mapping[str, Any]) -> float:
+    def value(self, completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
         """What the reward gives, without the weight; ValueError if that is no finite number."""
-        value = self.reward(completion, problem)
+        more = {"cut_off": cut_off} if _takes_cut_off(self.reward) else {}
+        value = self.reward(completion, problem, **more)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{self.name} returned {value!r:.80}; it must be a finite number")
         return float(value)
 
     def __str__(self) -> str:
         return self.name if self.weight == 1 else f"{self.weight!r} * {self.name}"
+
+
+def _takes_cut_off(reward: Reward) -> bool:
+    try:
+        return "cut_off" in inspect.signature(reward).parameters
+    except ValueError:  # some that are built in have no signature
+        return False
 
 
 def parse_reward(text: str) -> tuple[Term, ...]:

@@ -12,14 +12,23 @@ from random import Random
 import pytest
 import torch
 
-from tests.helpers.models.tiny_grpo import CPU, LETTERS, SLOPPY, Count
+from tests.helpers.models.tiny_grpo import CPU, LETTERS, SLOPPY, Count, Fewer
 from transformer.generation.engine import Completion, generate
 from transformer.generation.sampling import Sampling, row_generators
+from transformer.rl.groups import groups_of
 from transformer.rl.loss import Loss, Totals, grpo_loss
 from transformer.rl.practice import Mix
-from transformer.rl.rollout import Policy, Rollout, collate, completion_logprobs, roll_out
+from transformer.rl.rollout import (
+    Policy,
+    Rollout,
+    collate,
+    completion_logprobs,
+    judged,
+    roll_out,
+)
+from transformer.tasks.problems import Problems
 from transformer.tasks.skills import Add
-from transformer.tasks.task import Problem
+from transformer.tasks.task import Problem, worked
 from transformer.training import byte_tokenizer
 
 END, PAD = byte_tokenizer.IM_END, byte_tokenizer.PAD
@@ -235,13 +244,47 @@ def test_groups_stand_in_the_order_of_their_problems(policy):
 # --- judging
 
 
-def test_what_was_cut_off_earns_nothing(policy):
-    rollouts = rolled(policy, problems_of(Count(), 6), max_tokens=5)
-    cut = [r for r in rollouts if r.truncated]
-    whole = [r for r in rollouts if not r.truncated]
-    assert cut and whole
-    assert any("a" in r.completion.text for r in cut)
-    assert all((r.reward, r.answer, r.form) == (0, 0, 0) for r in cut)
-    assert all(r.reward == r.completion.text.count("a") for r in whole)
-    assert all(r.answer == ("a" in r.completion.text) for r in whole)
-    assert all(r.completion.tokens[-1] == END for r in whole)
+def punished(completion, problem):
+    return 1.0 if "a" in completion else -1.0
+
+
+def told(completion, problem, cut_off):
+    return -2.0 if cut_off else 1.0
+
+
+def of_file(reward):
+    given = [(f"line {i}", {"prompt": "?" * (i + 1), "answer": "a"}) for i in range(6)]
+    return Problems("a.jsonl", given, reward=reward)
+
+
+@pytest.mark.parametrize("task", [Count(), Fewer(), of_file(f"{__name__}:punished")])
+def test_what_was_cut_off_earns_no_more_than_the_worst_that_ended(policy, task):
+    """Also where rewards are below zero; alone among its kind, it earns what its text does."""
+    rollouts = rolled(policy, problems_of(task, 32), max_tokens=5)
+    assert {r.truncated for r in rollouts} == {True, False}
+    capped = 0
+    for group in groups_of(rollouts, 4):
+        ended = [r.reward for r in group if not r.truncated]
+        for r in group:
+            said = r.problem.reward(r.completion.text)
+            assert r.reward == min([said, *ended] if r.truncated else [said])
+            assert not r.truncated or (r.answer, r.form) == (0, 0)
+            capped += r.reward < said
+    assert capped
+
+
+def test_what_was_cut_off_is_never_right(policy):
+    """Neither for a verifier nor for a task whose reward is the answer's: the text may say it."""
+    for task, text in ((of_file("exact"), "a"), (Add(1), worked("", "2"))):
+        problem = task.problem(0) if isinstance(task, Problems) else Problem(task, (1, 1), "1+1?")
+        ended = judged(problem, [0], Completion(1, [1], text, "stop", []))
+        cut = judged(problem, [0], Completion(1, [1], text, "length", []))
+        assert (ended.reward, ended.answer) == (1, 1)
+        assert (cut.reward, cut.answer) == (0, 0)
+        assert cut.parts == dict.fromkeys(ended.parts, 0)
+
+
+def test_a_function_that_wants_to_know_is_told_of_the_cut(policy):
+    rollouts = rolled(policy, problems_of(of_file(f"{__name__}:told"), 8), max_tokens=5)
+    assert {(r.truncated, r.reward) for r in rollouts} == {(True, -2), (False, 1)}
+    assert {r.parts[f"{__name__}:told"] for r in rollouts} == {-2, 1}
