@@ -23,6 +23,7 @@ from transformer.model.decoder import Transformer
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
+from transformer.tasks.verifiers import RewardError, as_reward
 from transformer.training.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
@@ -199,20 +200,16 @@ def _capped(group: Sequence[Rollout]) -> list[Rollout]:
 def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
     """Score a completion by itself; one that was cut off is neither right nor in the right form."""
     cut_off = completion.finish_reason != "stop"
+    name = f"of task {problem.task.name!r}"
     try:
-        reward = float(problem.reward(completion.text, cut_off))
+        reward = as_reward(name, problem.reward(completion.text, cut_off))
         marks = Marks(0.0, 0.0) if cut_off else problem.marks(completion.text)
         parts = problem.parts(completion.text, cut_off)
     except Exception as error:
+        what = str(error) if isinstance(error, RewardError) else f"{name} raised {error!r}"
         raise ValueError(
-            f"the reward of task {problem.task.name!r} raised {error!r} for the completion"
-            f" {completion.text!r} of {problem.question!r}"
+            f"the reward {what}, for the completion {completion.text!r} of {problem.question!r}"
         ) from error
-    if not math.isfinite(reward):
-        raise ValueError(
-            f"the reward of task {problem.task.name!r} is {reward} for the completion"
-            f" {completion.text!r} of {problem.question!r}; it must be a finite number"
-        )
     return Rollout(problem, prompt, completion, reward, marks.answer, marks.form, parts)
 
 

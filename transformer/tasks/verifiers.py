@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from transformer.tasks.named import find_named
@@ -124,6 +125,29 @@ def exact(completion: str, problem: Mapping[str, Any], cut_off: bool = False) ->
     return float(bool(said) and said == stated(problem["answer"]).split() and not cut_off)
 
 
+class RewardError(ValueError):
+    """A reward that cannot be used: its name and what it did."""
+
+
+def as_reward(name: str, value: Any) -> float:
+    """What a reward returned as a float: a number, or an array or a tensor of one.
+
+    Raises:
+        RewardError: it is something else, or not finite.
+    """
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+        number = float(plain) if isinstance(plain, Real) else math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
+        number = math.nan
+    if not math.isfinite(number):
+        shown = " ".join(repr(value).split())
+        raise RewardError(
+            f"{name} returned {shown:.80} ({type(value).__name__}), which is no finite number"
+        )
+    return number
+
+
 VERIFIERS: Mapping[str, Reward] = {"number": number, "exact": exact}
 
 
@@ -136,12 +160,13 @@ class Term:
     reward: Reward
 
     def value(self, completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
-        """What the reward gives, without the weight; ValueError if that is no finite number."""
+        """What the reward gives, without the weight.
+
+        Raises:
+            RewardError: that is no finite number.
+        """
         more = {"cut_off": cut_off} if _takes_cut_off(self.reward) else {}
-        value = self.reward(completion, problem, **more)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{self.name} returned {value!r:.80}; it must be a finite number")
-        return float(value)
+        return as_reward(self.name, self.reward(completion, problem, **more))
 
     def __str__(self) -> str:
         return self.name if self.weight == 1 else f"{self.weight!r} * {self.name}"

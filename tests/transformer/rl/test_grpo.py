@@ -90,13 +90,16 @@ def test_recipes_are_settings_that_options_change(recipe):
         (["--task", "math:pi"], "math:pi is no transformer.tasks.task.Task but 3.14"),
         (
             ["--task", "tests.helpers.models.tiny_grpo:Raises"],
-            "task 'raises' raised KeyError('no such word') for the",
+            "task 'raises' raised KeyError('no such word'), for the",
         ),
         (
             ["--task", "tests.helpers.models.tiny_grpo:Nan"],
-            "task 'nan' is nan for the completion '",
+            "task 'nan' returned nan (float), which is no finite number, for the completion '",
         ),
-        (["--task", "tests.helpers.models.tiny_grpo:Nothing"], "task 'nothing' raised TypeError"),
+        (
+            ["--task", "tests.helpers.models.tiny_grpo:Nothing"],
+            "task 'nothing' returned None (NoneType), which is no finite number, for the",
+        ),
         (
             ["--task", "tests.helpers.models.tiny_grpo:Long"],
             "tokens, which leaves no room for an answer in the model",

@@ -1,15 +1,20 @@
 """Problems from a file: lines that are refused, verifiers, sums of rewards, a run on them."""
 
 import json
+import math
+import re
+from fractions import Fraction
 from random import Random
 
+import numpy as np
 import pytest
+import torch
 
 from tests.helpers.models.tiny_grpo import make_trainer, options
 from transformer.rl import trainer
 from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
-from transformer.tasks.verifiers import exact, number, parse_reward
+from transformer.tasks.verifiers import as_reward, exact, number, parse_reward
 
 NESTED = [
     r"<answer>\boxed{72}</answer>",
@@ -288,8 +293,38 @@ def test_a_model_without_a_template_takes_plain_prompts_only(tempted, file, tmp_
         make_trainer(tmp_path / "model", **own(file, system="Be brief."))
 
 
+ONES = [1, True, 1.0, np.float32(1), np.int64(1), np.ones(1), np.bool_(True), Fraction(1)]
+ONES += [torch.ones(()), torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)]
+NUMBERLESS = {
+    "None (NoneType)": None,
+    "'1' (str)": "1",
+    "b'1' (bytes)": b"1",
+    "[1.0] (list)": [1.0],
+    "nan (float)": math.nan,
+    "inf (float)": math.inf,
+    f"1{79 * '0'} (int)": 10**400,
+    "array('1', dtype='<U1') (ndarray)": np.array("1"),
+    "array([0., 0.]) (ndarray)": np.zeros(2),
+    "tensor([[1., 0.], [0., 1.]]) (Tensor)": torch.eye(2),
+    "tensor([]) (Tensor)": torch.ones(0),
+    "1j (complex)": 1j,
+}
+
+
+@pytest.mark.parametrize("value", ONES, ids=lambda x: f"{x!r} {type(x).__name__}")
+def test_a_reward_is_a_number_of_any_kind(value):
+    reward = as_reward("mine", value)
+    assert reward == 1 and type(reward) is float
+
+
+@pytest.mark.parametrize("name", NUMBERLESS)
+def test_what_is_no_reward_is_named(name):
+    with pytest.raises(ValueError, match=re.escape(f"mine returned {name}, which is no finite")):
+        as_reward("mine", NUMBERLESS[name])
+
+
 @pytest.mark.parametrize(
-    "name, words", {"careless": "returned 'much'", "broken": "no such"}.items()
+    "name, words", {"careless": "careless returned 'much'", "broken": "no such"}.items()
 )
 def test_a_reward_that_fails_names_the_completion(tempted, file, name, words):
     one = make_trainer(tempted, **own(file, reward=f"{HERE}:{name}"))
