@@ -17,9 +17,9 @@ from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import REPLY, Problem, Task
 
 
-def setting(default: Any, about: str) -> Any:
-    """A field of Settings with its help."""
-    return field(default=default, metadata={"help": about})
+def setting(default: Any, about: str, decides: bool = True) -> Any:
+    """A field of Settings with its help; without a part in the outcome, it is not compared."""
+    return field(default=default, metadata={"help": about}, compare=decides)
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Settings:
         None,
         "of --data: number, exact, module:function, or a sum such as number + 0.2 * mine:short",
     )
+    reward_seconds: float = setting(60.0, "that the reward of a completion may take", decides=False)
     system: str | None = setting(None, "system prompt of problems that have none")
     seed: int = setting(0, "of the problems and the completions")
     steps: int = setting(60, "of the optimiser")
@@ -86,7 +87,7 @@ class Settings:
                 raise ValueError(
                     f"{flag(name)} must be at least {number}, got {getattr(self, name)}"
                 )
-        for name in ("lr", "clip_gradient"):
+        for name in ("lr", "clip_gradient", "reward_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
         for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():

@@ -21,6 +21,7 @@ from transformer.generation.engine import Completion, check_prompt, generate
 from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Transformer
 from transformer.model.weights import eos_token_ids, load_config, load_model
+from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
 from transformer.tasks.verifiers import RewardError, as_reward
@@ -126,6 +127,7 @@ def roll_out(
     sampling: Sampling,
     seed: int = 0,
     first: int = 0,
+    reward_seconds: float = math.inf,
 ) -> list[Rollout]:
     """Let the policy answer every problem `samples` times, and judge the answers.
 
@@ -142,6 +144,7 @@ def roll_out(
         sampling: greedy, or a temperature without filters.
         seed, first: of the generators, see `row_generators`: a completion depends on its own number
             only, `first` and up, not on those that are sampled with it.
+        reward_seconds: that the rewards of a completion may take.
 
     Returns:
         Group by group.
@@ -150,7 +153,7 @@ def roll_out(
         ValueError: a filter (top-k, top-p, min-p, a repetition penalty): the trainer would have to
             apply it, too, and a token that it dropped could not be learned; a prompt that leaves no
             room; texts so long that the rotary embedding depends on the length; a reward that is no
-            finite number or that raised, by its task and its completion.
+            finite number, that raised or took too long, by its task and its completion.
         KeyboardInterrupt: the batch was interrupted.
     """
     if sampling != Sampling(temperature=sampling.temperature):
@@ -171,7 +174,7 @@ def roll_out(
 
     def judge(index: int, completion: Completion) -> None:  # while a GPU goes on with the others
         which = index // samples
-        rollouts[index] = judged(problems[which], prompts[which], completion)
+        rollouts[index] = judged(problems[which], prompts[which], completion, reward_seconds)
 
     generate(
         model,
@@ -197,14 +200,17 @@ def _capped(group: Sequence[Rollout]) -> list[Rollout]:
     return [replace(r, reward=min(r.reward, lowest)) if r.truncated else r for r in group]
 
 
-def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
+def judged(
+    problem: Problem, prompt: list[int], completion: Completion, seconds: float = math.inf
+) -> Rollout:
     """Score a completion by itself; one that was cut off is neither right nor in the right form."""
     cut_off = completion.finish_reason != "stop"
     name = f"of task {problem.task.name!r}"
     try:
-        reward = as_reward(name, problem.reward(completion.text, cut_off))
-        marks = Marks(0.0, 0.0) if cut_off else problem.marks(completion.text)
-        parts = problem.parts(completion.text, cut_off)
+        with at_most(seconds, name):
+            reward = as_reward(name, problem.reward(completion.text, cut_off))
+            marks = Marks(0.0, 0.0) if cut_off else problem.marks(completion.text)
+            parts = problem.parts(completion.text, cut_off)
     except Exception as error:
         what = str(error) if isinstance(error, RewardError) else f"{name} raised {error!r}"
         raise ValueError(

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,9 @@ class Run:
         return self.folder / STATE
 
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
-        ours = asdict(self.settings)
+        ours = {
+            one.name: getattr(self.settings, one.name) for one in fields(Settings) if one.compare
+        }
         if others := [name for name in ours if theirs.get(name) != ours[name]]:
             raise ValueError(
                 f"{self.folder} holds a run with another {flag(others[0])}"

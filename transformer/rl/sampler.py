@@ -158,6 +158,7 @@ class Sampler:
                 sampling=Sampling(temperature=0.0 if greedy else s.temperature),
                 seed=seed,
                 first=first + at * samples,
+                reward_seconds=s.reward_seconds,
             )
         return rollouts
 

@@ -60,6 +60,7 @@ def test_recipes_are_settings_that_options_change(recipe):
         (["--average", "1.5"], "--average is a share of the steps, 0 to 1, got 1.5"),
         (["--lr", "0"], "--lr must be positive, got 0.0"),
         (["--clip-gradient", "-1"], "--clip-gradient must be positive, got -1.0"),
+        (["--reward-seconds", "nan"], "--reward-seconds must be positive, got nan"),
         (["--clip-low", "0"], "clip_low must be above 0"),
         (["--beta", "-1"], "beta must be a finite number >= 0"),
         (["--importance-cap", "0"], "importance_cap must be a finite number above 0"),
