@@ -27,11 +27,12 @@ _SPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\[,;: ]|~|[\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}]": " ",
     r"\\times|\\cdot|[·*]": "×",
     r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])": " ",  # 1½ is 1 1/2
-    r"\\[dt]?frac(?:\{(-?[0-9]+)\}\{([0-9]+)\}|([0-9])([0-9]))": r"\1\3/\2\4",
+    r"\\[dt]?frac(?:\{(-?[0-9][0-9.,]*)\}\{([0-9]+)\}|([0-9])([0-9]))": r"\1\3/\2\4",
+    r"\\(?:[dt]?frac|sqrt)(?:\{[^{}]*\}|\[[^][]*\])*": "1/0",  # no value: not what is in it
     r"[¼-¾⅐-⅞]": lambda found: unicodedata.normalize("NFKC", found[0]),
     "\N{FRACTION SLASH}": "/",
-    r"(?<=10)[⁰¹²³⁴-⁹⁻]+": lambda found: "^" + found[0].translate(_EXPONENTS),
-    r"(?<=10\^)\{(-?[0-9]+)\}": r"\1",
+    r"(?<=[0-9])[⁰¹²³⁴-⁹⁻]+": lambda found: "^" + found[0].translate(_EXPONENTS),
+    r"(?<=[0-9]\^)\{(-?[0-9]+)\}": r"\1",
 }
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}"  # or as in 1,00,000
 _NUMBER = re.compile(
@@ -53,7 +54,7 @@ _NUMBER = re.compile(
           | \ ?[x×]\ ?10\^ (?P<power> -?\d{{1,3}} )
           | \ ?/\ ? (?P<below> \d+ )
           | \ (?P<factor> {"|".join(FACTORS)} )\b
-          | (?<= (?<!\d)10 ) \^ (?P<ten> -?\d{{1,3}} )
+          | \^ (?P<ten> -?\d{{1,3}} )
         )?
     )
     (?! \d | [.,/'’_]\d | \^ | [eE][-+]?\d )
@@ -88,8 +89,8 @@ def _value(found: re.Match[str]) -> Fraction | None:
         if found["whole"]:
             part = Fraction(found["part"])
             return sign * (int(found["whole"]) + part) if part < 1 else None
-        if found["ten"]:
-            return sign * Fraction(10) ** int(found["ten"])
+        if found["ten"]:  # a power of another base is no number
+            return sign * Fraction(10) ** int(found["ten"]) if found["digits"] == "10" else None
         value = Fraction(_decimal(found["digits"])) / int(found["below"] or 1)
     except ZeroDivisionError:
         return None
