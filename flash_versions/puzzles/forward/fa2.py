@@ -8,6 +8,8 @@ The tensor cores do products much faster than the other units divide and take ex
 The backward needs m and l again. It gets one number for each query, LSE = log(sum of e^score): with
 m in powers of two, LSE = (m + log2(l)) / log2(e). Return o and LSE. Neither a division nor tl.exp
 is left in the loop.
+
+q, k and v are fp32 or fp16; m, l and acc are fp32. tl.dot takes two tiles of one type.
 """
 
 import torch

@@ -18,7 +18,9 @@ LOG2_E = 1.4426950408889634
 
 
 def spec(q, k, v, splits):
-    """What is wanted, in PyTorch: whole blocks of 16 keys, as equally shared as they can be."""
+    """What is wanted, in PyTorch. All parts have the same number of blocks of 16 keys, as long as
+    there are keys: 5 blocks in 4 parts are 2, 2, 1 and 0.
+    """
     size = triton.cdiv(triton.cdiv(k.shape[0], 16), splits) * 16
     parts = []
     for first in range(0, splits * size, size):

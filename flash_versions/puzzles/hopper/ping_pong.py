@@ -132,7 +132,10 @@ def review(events, q, k):
     for consumer in "01":
         own = [what for who, what in events if who.endswith(f"consume {consumer}")]
         first, rest = own.index("product"), turns[turns.index(consumer) + 1 :]
+        releases = own.count("product")  # of blocks of K, which are arrivals, too
+        late = own[first:].count("arrive") > releases
+        given = "only when its product is done" if late else "never"
         assert not rest or "arrive" in own[first : own.index("done")], (
-            f"consumer {consumer} gives its turn away only when its product is done; nobody "
-            "multiplies meanwhile."
+            f"consumer {consumer} gives its turn away {given}; after it has issued its product, it "
+            "should arrive at the barrier of the other consumer, and then wait for the product."
         )

@@ -258,6 +258,7 @@ WRONG: dict[str, list[Wrong]] = {
         wrong("order", EARLY, ("        k_ring.wait(stage)\n        s_token", "        s_token")),
     ],
     "ping_pong": [
+        wrong("waste", "never", (1, "s_token = multiply_qk(q_tile, k_ring.tile(stage))")),
         wrong("waste", "turn", ("        named_barrier_sync(CONSUMER)\n", "")),
         wrong("waste", "turn", ("        named_barrier_arrive(CONSUMER, 2)\n        # end\n        s = warpgroup_mma_wait(0, deps=[s_token])\n", "        # end\n        s = warpgroup_mma_wait(0, deps=[s_token])\n        named_barrier_arrive(CONSUMER, 2)\n")),
         wrong("order", "named barrier|first turn", ("    if CONSUMER == 1:\n        named_barrier_arrive(CONSUMER, 2)\n", "")),
