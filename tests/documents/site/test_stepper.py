@@ -230,3 +230,15 @@ def test_links_name_a_moment(browser):  # noqa: F811
     browser.execute_script("location.hash = '#version=gone'")
     wait_for(browser, "return !!document.querySelector('.error')")
     assert 'no recording "gone"' in browser.find_element("css selector", ".error").text
+
+
+@pytest.mark.slow
+def test_what_the_backward_needs(browser):  # noqa: F811
+    """FA1's backward takes the maximum and the sum of each row, FA2's the LSE alone."""
+    for name, needed in (("fa1", {"store m", "store l"}), ("fa2", {"store LSE"})):
+        said = {}
+        for number, step in enumerate(recorded(name)["steps"], 1):
+            if step["what"].startswith("store") and step["tile"] == 0:
+                open_page(browser, PAGE.as_uri(), f"#version={name}&step={number}")
+                said[step["what"]] = browser.find_element("css selector", ".said").text
+        assert {what for what, words in said.items() if "backward needs" in words} == needed
