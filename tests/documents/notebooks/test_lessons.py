@@ -194,6 +194,10 @@ def doubling(monkeypatch, tmp_path):
             raise AssertionError(f"of 3 it is {found}; it should be 6")
 
 
+def forgets_to_return(x):
+    x + x  # noqa: B018
+
+
 @pytest.mark.parametrize(
     "function, verdict",
     [
@@ -201,6 +205,7 @@ def doubling(monkeypatch, tmp_path):
         (lambda x: x, "wrong. of 3 it is 3; it should be 6"),
         (lambda x: x.y, "wrong. It raised AttributeError: 'int' object has no attribute 'y'"),
         (lambda x: None, "not solved yet"),
+        (forgets_to_return, "wrong. It returned None. Is a `return` missing?"),
     ],
 )
 def test_exercises_have_three_verdicts(doubling, displayed, capsys, function, verdict):
