@@ -61,6 +61,28 @@ def wrong_plain_softmax(q, k, v, block):
     return p / p.sum(1, keepdims=True) @ v
 
 
+def wrong_blocks_are_collected(q, k, v, block):
+    """Blocks, and after the loop one softmax over all of them."""
+    scores, values = [], []
+    for first in range(0, len(k), block):
+        scores.append(q @ k[first : first + block].T / np.sqrt(q.shape[1]))
+        values.append(v[first : first + block])
+    s = np.concatenate(scores, 1)
+    p = np.exp(s - s.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True) @ np.concatenate(values)
+
+
+def wrong_scores_are_kept(q, k, v, block):
+    """All scores, and then a second loop."""
+    starts = range(0, len(k), block)
+    s = np.empty((len(q), len(k)))
+    for first in starts:
+        s[:, first : first + block] = q @ k[first : first + block].T / np.sqrt(q.shape[1])
+    p = np.exp(s - s.max(1, keepdims=True))
+    o = sum(p[:, first : first + block] @ v[first : first + block] for first in starts)
+    return o / p.sum(1, keepdims=True)
+
+
 def over(starts, q, k, v, block):
     """The loop over these first keys of blocks."""
     scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])

@@ -12,6 +12,11 @@ def tile_kind(
     return "masked"
 
 
+def wrong_one_tile(first_start, last_start, first_end, last_end, low, high):
+    """As if all tiles had the queries 4 to 7."""
+    return tile_kind(first_start, last_start, first_end, last_end, 4, 7)
+
+
 def wrong_never_skips(first_start, last_start, first_end, last_end, low, high):
     """Right results, and all the work."""
     return "full" if last_start <= low and first_end > high else "masked"

@@ -38,7 +38,13 @@ def wrong_only_up_to_the_threshold(block_max, reference, threshold):
     return new, torch.where(reference > -torch.inf, torch.exp2(reference - new), 1.0)
 
 
-def wrong_first_block_counts(block_max, reference, threshold):
-    """A row's first key multiplies what is 0 anyway by 2^-inf = 0: a rescale for nothing."""
+def right_first_block_counts(block_max, reference, threshold):
+    """A row's first key multiplies what is 0 anyway by 2^-inf = 0: for nothing, but right."""
     new = torch.where(block_max > reference + threshold, block_max, reference)
     return new, torch.exp2(reference - torch.where(new > -torch.inf, new, 0.0))
+
+
+def wrong_no_guard(block_max, reference, threshold):
+    """A row that has seen no key yet computes inf - inf."""
+    new = torch.where(block_max > reference + threshold, block_max, reference)
+    return new, torch.exp2(reference - new)

@@ -106,6 +106,28 @@ def test_wrong_variants_do_not_pass(name, capsys):
         assert capsys.readouterr().out.startswith(f"{name}: wrong. "), function.__name__
 
 
+@pytest.mark.parametrize("name", sorted(EXERCISES))
+def test_right_variants_pass(name, capsys):
+    """Where a solution has some."""
+    for what, function in vars(solution_of(name)).items():
+        if what.startswith("right_"):
+            check(name, function)
+            assert capsys.readouterr().out == f"{name}: right\n", what
+
+
+def test_a_wrong_number_is_shown_where_it_is_wrong(capsys):
+    """And not the first one, which may be right."""
+    fold = solution_of("fold_fp8").fold_fp8
+
+    def off_in_one_place(*given):
+        acc, row_max, row_sum = fold(*given)
+        acc[2, 4] += 1e6
+        return acc, row_max, row_sum
+
+    check("fold_fp8", off_in_one_place)
+    assert "in row 2, dim 4, it is" in capsys.readouterr().out
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder of notebooks."""

@@ -10,7 +10,7 @@ The exercises of notebook NN are registered in `notebook_NN.py`:
 A checker returns if the function is right and raises an AssertionError with a sentence if not. The
 solution is in `notebooks/solutions`, in the folder of the notebook, as a function `combine` in
 `combine.py`; the file also has functions `wrong_...`, each with a mistake that the checker has to
-find.
+find, and perhaps `right_...`, which are right in another way.
 """
 
 import importlib

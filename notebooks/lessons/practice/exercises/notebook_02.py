@@ -1,6 +1,8 @@
 """The exercises of 02_fa2: the reduction of split-KV, and a missing correction."""
 
+import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from lessons.practice.exercises import exercise
 Pair = tuple[np.ndarray, np.ndarray]
 DIM = 3
 WIDTH = 4  # head_dim of `attend`
+MANY = 2000  # keys: all their scores or values are far more than a state and a block
 
 
 @exercise(
@@ -72,6 +75,8 @@ def check_attend(attend: Callable[..., np.ndarray]) -> None:
     loop_and_compare(attend, q, k, v, 2, "blocks of 2 keys")
     loop_and_compare(attend, q, k * 5, v, 1, "blocks of 1 key, large scores")
     loop_and_compare(attend, q, k[:7], v[:7], 3, "7 keys in blocks of 3")
+    k, v = (generator.normal(size=(MANY, WIDTH)) for _ in range(2))
+    loop_and_compare(attend, q, k, v, 2, f"{MANY} keys in blocks of 2")
 
 
 def loop_and_compare(
@@ -86,9 +91,28 @@ def loop_and_compare(
     scores = q @ k.T / np.sqrt(q.shape[1])
     p = np.exp(scores - scores.max(1, keepdims=True))
     truth = p / p.sum(1, keepdims=True) @ v
+    given = q.copy(), InBlocks(k, block), InBlocks(v, block), block
     with np.errstate(all="ignore"):
-        found = attend(q.copy(), InBlocks(k, block), InBlocks(v, block), block)
+        found, held = with_memory(lambda: attend(*given))
     compare(np.asarray(found, dtype=float), truth, "o", which)
+    assert len(k) < MANY or held < v.nbytes, (
+        f"{which}: the function holds {held:,} bytes at a time, more than all values have. Fold "
+        "each block into acc, row_max and row_sum, and keep nothing else of it."
+    )
+
+
+def with_memory(function: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function returns, and the most bytes that it held at a time."""
+    traced = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        found = function()
+        return found, tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not traced:
+            tracemalloc.stop()
 
 
 class InBlocks:

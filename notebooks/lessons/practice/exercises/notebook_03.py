@@ -81,19 +81,22 @@ def heaviest_first(heads: int, tiles: int, processors: int) -> int:
 def check_kind(function: Callable[..., str]) -> None:
     """function(first_start, last_start, first_end, last_end, low, high) -> the kind of a tile."""
     generator = torch.Generator().manual_seed(5)
-    queries = torch.arange(4, 8)
     for number in range(400):
+        low = int(torch.randint(9, (), generator=generator))
+        high = low + number % 5
+        queries = torch.arange(low, high + 1)
         keys = 1 + number % 3
         starts = torch.randint(12, (keys,), generator=generator)
         ends = starts + torch.randint(1, 9, (keys,), generator=generator)
         seen = (queries[:, None] >= starts) & (queries[:, None] < ends)
-        given = [int(x) for x in (starts.min(), starts.max(), ends.min(), ends.max(), 4, 7)]
+        given = [int(x) for x in (starts.min(), starts.max(), ends.min(), ends.max())]
+        given += [low, high]
         kind = function(*given)
         assert kind in ("skipped", "masked", "full"), (
             f'return "skipped", "masked" or "full"; you returned {kind!r}.'
         )
         said = (
-            f"queries 4 to 7 and keys with intervals "
+            f"queries {low} to {high} and keys with intervals "
             f"{', '.join(f'[{a}, {b})' for a, b in zip(starts.tolist(), ends.tolist()))}, which "
             f"give tile_kind{tuple(given)}: you returned {kind!r}"
         )
@@ -142,9 +145,11 @@ def folded(
     acc, row_max, row_sum = (x.double() for x in state)
     scores = torch.einsum("md,jnd->mjn", q8, k8).double() * k_scale.double()[None, :, None]
     scores = (scores * q_scale * scale_log2).flatten(1)
-    assert torch.allclose(row_max, scores.amax(1), rtol=1e-5, atol=1e-5), (
-        f"row_max of the first row is {row_max[0]:.4f}; the largest score, in log2 units and with "
-        f"all of its scales, is {scores.amax(1)[0]:.4f}."
+    largest = scores.amax(1)
+    off = int((row_max - largest).abs().argmax())
+    assert torch.allclose(row_max, largest, rtol=1e-5, atol=1e-5), (
+        f"row_max of row {off} is {row_max[off]:.4f}; the largest score, in log2 units and with "
+        f"all of its scales, is {largest[off]:.4f}."
     )
     p = torch.exp2(scores - scores.amax(1, keepdim=True))
     values = (v8.double() * v_scale.double()[:, None, None]).flatten(0, 1)
@@ -166,11 +171,12 @@ def check_block(function: Callable[..., Any]) -> None:
                 f"with {said}, row_sum of row {off} is {row_sum[off]:.3f} and should be 2^8 times "
                 f"the sum of 2^(score - row_max), without V's scale: {units[off]:.3f}."
             )
-            worst = ((o - exact).abs() / bound).max().item()
+            errors = (o - exact).abs() / bound
+            worst, at = errors.max().item(), divmod(int(errors.argmax()), o.shape[1])
             assert worst <= 1, (
                 f"with {said}, the error of acc / row_sum * v_reference is {worst:.1f} times as "
-                f"large as rounding P to 8 bits explains; its first number is {o[0, 0]:.3f} "
-                f"and should be {exact[0, 0]:.3f}."
+                f"large as rounding P to 8 bits explains; in row {at[0]}, dim {at[1]}, it is "
+                f"{o[at]:.3f} and should be {exact[at]:.3f}."
             )
             assert worst > LEAST, (
                 f"with {said}, acc has no error of rounding: the tensor cores multiply P of 8 "
