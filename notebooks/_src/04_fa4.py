@@ -326,8 +326,9 @@ changes("fa3", "fa4", "fold_block")
 #
 # ### Your prediction
 #
-# Take the chat model again, all layers and heads, tiles of 64 queries and blocks of 64 keys. In what
-# share of the blocks after a tile's first one is the accumulator multiplied, with a threshold of 8?
+# Take the chat model again, all layers and heads, tiles of 64 queries and blocks of 64 keys. FA4 walks
+# over the blocks of a tile from the last one, on the diagonal, to the first. In what share of the blocks
+# after the one on the diagonal is the accumulator multiplied, with a threshold of 8?
 
 # %%
 my_guess = None  # your guess here, between 0 and 1
@@ -618,8 +619,8 @@ checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in f
 display(role_pictures.state_machine())
 
 # %% [markdown]
-# *Boxes are states, arrows are transitions with their conditions. <!-- key --> In the state `score`
-# of a consumer, behind the issue of S, stands the decision of this notebook: each warp multiplies its
+# *Boxes are states, arrows are transitions with their conditions. <!-- key --> The decision of this
+# notebook belongs to the state `score` of a consumer: after S has been issued, each warp multiplies its
 # rows of the accumulator if one of them was raised. <!-- key -->*
 #
 # With the threshold, this is what changes in the consumer's function from FA3 to FA4:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 from lessons.kernels.recording import array_of, number, unchecked  # noqa: E402
 from lessons.pictures import __main__ as committed  # noqa: E402
 from lessons.pictures.memory import animation, traffic  # noqa: E402
-from lessons.pictures.pipeline import attend, gantt  # noqa: E402
+from lessons.pictures.pipeline import attend, gantt, roles  # noqa: E402
 from lessons.pictures.pipeline.simulator import (  # noqa: E402
     EXP_UNIT,
     TENSOR_CORE,
@@ -84,6 +84,14 @@ def watch(monkeypatch, version, shape, heads=1, num_splits=None):
     with unchecked():
         module.forward(request, LaunchConfig(shape.block_q, shape.block_kv, 4, 1))
     return seen, sum(rows)
+
+
+def test_the_decision_of_fa4_is_beside_its_state():
+    """Where the kernel enters `score` and then corrects its accumulator."""
+    [ax] = roles.state_machine().axes
+    [text] = [x for x in ax.texts if "each warp decides" in x.get_text()]
+    near = min(roles.PLACES, key=lambda x: math.dist(roles.PLACES[x], text.get_position()))
+    assert near == ("consumer", "score") and "rescale acc" in roles.MEANING[near]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -44,7 +44,10 @@ MEANING = {
     ("loader", "claim"): "take the next tile from the scheduler",
     ("loader", "load"): "wait for empty slots, ask for a block of K and V, with the first for Q",
     ("consumer", "await"): "wait for Q and K, give blocks back that it does not see",
-    ("consumer", "score"): "issue S, rescale acc where a reference was raised, issue P V before it",
+    (
+        "consumer",
+        "score",
+    ): "issue S, rescale acc where a row was raised, issue P V of the block before",
     ("consumer", "softmax"): "raise references, exponentials, row sums",
     ("consumer", "correct"): "wait for P V, round P; always rescaling is here",
     ("consumer", "drain"): "the last P V, and the division by the row sum",

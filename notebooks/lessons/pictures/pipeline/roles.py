@@ -2,7 +2,7 @@
 flash_versions/versions/fa4/hopper/roles.py, drawn.
 
 Every arrow is a row of `TABLE`; a test counts them. What is added is the decision inside the state
-`correct`, as the function `correct` of flash_versions/versions/fa4/hopper/forward.py makes it.
+`score`, which the function `correct` of flash_versions/versions/fa4/hopper/correction.py makes.
 """
 
 import textwrap
@@ -82,11 +82,11 @@ def way(role: str, state: str, then: str) -> Way:
 @styled
 def state_machine() -> Figure:
     """States as boxes, transitions as arrows with their conditions, and what each state does."""
-    figure = Figure(figsize=(9.8, 7.4), layout="constrained")
+    figure = Figure(figsize=(9.8, 6.5), layout="constrained")
     ax = figure.subplots()
     bare(ax)
     ax.set_xlim(-3.4, 17.6)
-    ax.set_ylim(-1.9, 9.1)
+    ax.set_ylim(-0.6, 9.1)
     for (role, state), place in PLACES.items():
         box(ax, role, state, place)
     for step in TABLE:
@@ -135,22 +135,22 @@ def connect(ax: Axes, step: Transition) -> None:
 
 
 def decision(ax: Axes) -> None:
-    """What `correct` decides, warp by warp; and what is done in the states."""
-    x, y = PLACES["consumer", "correct"]
+    """What is decided in `score`, warp by warp; and what is done in the states."""
+    x, y = PLACES["consumer", "score"]
     ax.text(
-        x,
-        0.2,
-        "each warp decides: was one of its rows raised?\nyes: acc *= alpha    no: acc stays",
-        ha="center",
+        x + 1.7,
+        y,
+        "each warp decides:\nwas one of its rows raised?\nyes: acc *= alpha\nno: acc stays",
+        ha="left",
         va="center",
         fontsize=8,
         bbox={"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": INK},
     )
-    ax.plot([x, x], [y - HALF_H, 0.65], linestyle=":", color=INK, linewidth=1)
+    ax.plot([x + HALF_W, x + 1.5], [y, y], linestyle=":", color=INK, linewidth=1)
     lines = [f"{state}: {what}" for (_, state), what in MEANING.items()]
     half = -(-len(lines) // 2)
     for x, part in ((-3.3, lines[:half]), (7.6, lines[half:])):
-        ax.text(x, -0.6, "\n".join(part), ha="left", va="top", fontsize=7, linespacing=1.35)
+        ax.text(x, 0.7, "\n".join(part), ha="left", va="top", fontsize=7, linespacing=1.35)
 
 
 def data() -> dict[str, object]:
