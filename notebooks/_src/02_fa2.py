@@ -255,8 +255,9 @@ changes("fa1", "fa2", "fold_block")
 #   a sliding window cuts.)
 # * The division has moved behind the loops.
 # * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
-#   visit. If this tile started last, the other SMs would be done and wait for it. [FA3](03_fa3.ipynb) counts what this order gains, which is
-#   little, and finds a better one.
+#   visit. With one head of many tiles, this tile would otherwise start last, and the other SMs would wait for it.
+#   With many heads, the last head's long tiles start late in any case: [FA3](03_fa3.ipynb) counts that the order then
+#   gains nothing, and finds a better one.
 
 # %%
 changes("fa1", "fa2", "forward_kernel")

@@ -487,8 +487,9 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 # blocks. <!-- key --> The first two panels are FA2's and FA3's order. <!-- key --> The last two panels
 # are for **persistent** programs, one per SM, which stay on the GPU and walk from tile to tile.
 # <!-- key --> A persistent program needs no new start for each tile and can load the next tile's data
-# while it finishes the current one. It either takes every n-th tile, n being the number of programs
-# ("static"), or claims the next tile from a counter when it is free ("claimed").* With the counter, the
+# while it finishes the current one. It either takes its tiles in fixed rounds ("static"), which go back and
+# forth: of n programs, the one with the heaviest tile of a round has the lightest of the next. Or it claims
+# the next tile from a counter when it is free ("claimed").* With the counter, the
 # last tile ends as early as in the second panel; with the static order it ends later.
 # <!-- checked: counter_as_good -->
 
@@ -983,35 +984,39 @@ chosen = {
     "portable": "the portable kernel",
 }
 panels = ("D=64 full", "D=128 full", "D=128 causal", "D=256 full")
+defaults = {("D=256 full", "no ping-pong"), ("D=64 full", "Q in shared memory")} | {
+    (panel, "static") for panel in panels if "full" in panel
+}
 heads = [panel.replace("D=", "head_dim ").replace("full", "no mask") for panel in panels]
 table(
     ["share of FA3's speed that is left", *heads],
-    [[label, *(f"{ratios[panel][name]:.2f}" for panel in panels)]
+    [[label, *("as it was" if (p, name) in defaults else f"{ratios[p][name]:.2f}" for p in panels)]
      for name, label in chosen.items()],
 )  # fmt: skip
 loss = {panel: {name: 1 - ratios[panel][name] for name in chosen} for panel in panels}
 checked("overlap_least_at_64", all(loss["D=64 full"]["no overlap"] < loss[p]["no overlap"] / 2
                                    for p in panels[1:]))  # fmt: skip
-checked("ping_pong_little", all(loss[panel]["no ping-pong"] < 0.05 for panel in panels))
+checked("ping_pong_little", all(loss[panel]["no ping-pong"] < 0.05 for panel in panels[:3]))
 checked("late_wait_slower", all(loss[panel]["late wait"] > 0.01 for panel in panels))
-checked("static_causal_only", all((loss[panel]["static"] > 0.1) == ("causal" in panel)
-                                  for panel in panels))  # fmt: skip
+checked("static_causal", loss["D=128 causal"]["static"] > 0.1)
 checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for p in panels))
 
 # %% [markdown]
+# "As it was" means that the kernel was already like this when it was measured. <!-- key -->
+#
 # * **No overlap** costs least at head_dim 64. <!-- checked: overlap_least_at_64 --> The kernel has
 #   *three* consumers there and only two at 128 and 256. While one consumer computes its
 #   softmax, two others supply products, which is probably why the tensor cores have work without this
 #   overlap.
-# * **No ping-pong** costs less than 5 % everywhere. <!-- checked: ping_pong_little --> The H200's
+# * **No ping-pong** costs less than 5 % at head_dim 64 and 128. <!-- checked: ping_pong_little --> The H200's
 #   consumers are probably apart without it, as the timing simulator suggests.
 # * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower
 #   than the compiler's order. <!-- checked: late_wait_slower --> Probably the other warpgroup
 #   keeps the tensor cores busy in any case, and a later wait only delays the rescaling and rounding that
 #   come after it.
-# * **Fixed rounds** cost more than 10 % with a causal mask and less without one.
-#   <!-- checked: static_causal_only --> Causal tiles differ in their work, and a counter gives the
-#   next tile to the program that is free.
+# * **Fixed rounds** cost more than 10 % with a causal mask. <!-- checked: static_causal --> Causal tiles
+#   differ in their work, and a counter gives the next tile to the program that is free. Without a mask all tiles
+#   have the same work, and fixed rounds are the default.
 # * **The portable kernel** is the one whose film this notebook shows; here it runs on the GPU. It is the
 #   slowest variant in every column. <!-- checked: portable_slowest -->
 
