@@ -15,7 +15,8 @@
 # # Start here: attention, the memory wall, a first kernel
 #
 # Attention is the part of a language model that lets each token look at the others. FlashAttention computes
-# it several times as fast as plain PyTorch code, with the same result. These notebooks lead from
+# it with the same result as plain PyTorch code, and its later versions are several times as fast on a GPU. These
+# notebooks lead from
 # FlashAttention 1 to FlashAttention 4, in kernels that run. You need some Python, some PyTorch and a little
 # linear algebra. You need no GPU: a simulator runs the kernels on the CPU, and lets you look at every step.
 #
@@ -494,6 +495,34 @@ Markdown(
 # Our FA2 is faster than PyTorch's, which was written for the GPU generation before the H200. FA4 is made
 # for the generation after it, and gains almost nothing here. <!-- checked: fa2_faster_fa4_like_fa3 -->
 #
+# How much is that in comparison with plain PyTorch?
+
+# %% tags=["hide-input"]
+bound = operations / plain * HBM_TB_PER_S
+reached = {shape[3]: rate_of(row, "plain") for shape, row in table.items()
+           if shape[5:] == (128, False) and shape[3] >= 4096}  # fmt: skip
+times = {
+    name: {shape: rate_of(row, name) / rate_of(row, "plain") for shape, row in table.items()}
+    for name in VERSIONS
+}
+(slower,) = [shape for shape, ratio in times["fa1"].items() if ratio < 1]
+assert slower[3:] == (16384, 16384, 256, False) and min(times["fa3"].values()) > 2.5
+fa1, fa2, unfused = (rate_of(table[slower], name) for name in ("fa1", "fa2", "plain"))
+Markdown(
+    f"* **FA3** is {min(times['fa3'].values()):.1f} to {max(times['fa3'].values()):.0f} times as fast as plain PyTorch "
+    "at the shapes that were measured. With a causal mask the factor is largest, because plain PyTorch also computes "
+    "the hidden scores.\n"
+    f"* **Plain PyTorch** moves so many bytes that it could do {bound:.0f} TFLOP/s at most at head_dim 128 without a "
+    f"mask. It does {min(reached.values()):.0f} to {max(reached.values()):.0f} with {min(reached):,} tokens or more. The limit would take a memory that is busy all "
+    "the time. But the products and the softmax are kernels that run one after the other, and they move S and P at "
+    f"{min(reached.values()) / bound:.0%} to {max(reached.values()) / bound:.0%} of HBM's rate.\n"
+    f"* **FA1** is slower than plain PyTorch at one of these shapes: at head_dim 256, without a mask, with {slower[3]:,} "
+    f"tokens it does {fa1:.0f} TFLOP/s and plain PyTorch {unfused:.0f}. At twice the head_dim, each number of S and P that "
+    "plain PyTorch moves comes with twice as many operations. FA1's blocks have only 32 keys there, because 256 "
+    f"columns of `acc` take most registers. FA2, with {fa2:.0f} TFLOP/s, is faster than both."
+)
+
+# %% [markdown]
 # If your machine has a GPU, the next cell measures all versions on it, which takes a minute or two, and
 # draws the results beside those of the H200.
 
