@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
+CLONED = "README.md", "docs/index.md", "docs/extend/contributing.md"
 PLACE = "<!-- address -->\n", "<!-- end -->\n"
 
 
@@ -50,7 +51,8 @@ def start_links(text: str, address: str, owner: str, name: str) -> str:
 
 
 def clone(text: str, address: str) -> str:
-    """A page whose command clones from the address."""
+    """A page whose command clones from the address, without the words that ask for one."""
+    text = re.sub(r" +# ADDRESS: .*", "", text)
     return re.sub(r"git clone \S+ flash-versions", f"git clone {address} flash-versions", text)
 
 
@@ -69,10 +71,7 @@ def main(arguments: list[str]) -> int:
         "docs/use/install.md": start_links(
             (ROOT / "docs/use/install.md").read_text(), address, owner, name
         ),
-        "README.md": clone((ROOT / "README.md").read_text(), address),
-        "docs/extend/contributing.md": clone(
-            (ROOT / "docs/extend/contributing.md").read_text(), address
-        ),
+        **{page: clone((ROOT / page).read_text(), address) for page in CLONED},
     }.items():
         (ROOT / file).write_text(text)
     return 0

@@ -1,13 +1,12 @@
 """The first page of the walkthroughs: each one's time, what it needs and what it teaches."""
 
-from math import ceil
+import re
 from typing import NamedTuple
 
 from nbformat import NotebookNode
 
 from flash_versions.puzzles.puzzle import MINUTES, PUZZLES
 
-WORDS, LINES, EXERCISE = 150, 15, 8  # read in a minute; minutes for an exercise
 PAGE_MINUTES = 30  # for the page of the backward
 
 
@@ -105,6 +104,12 @@ WRITE = {
 }
 
 
+SHORT_PATH = (
+    "For a first look, three hours: 00, 01 and 02 without their exercises, and five "
+    "[puzzles](../puzzles.md): copy, row_sum, row_softmax, online_softmax and fa1."
+)
+
+
 def contents(titles: dict[str, str], times: dict[str, int]) -> str:
     """A table with reading and writing side by side, and minutes for each."""
     lines = ["| read | minutes | then write | minutes |", "| --- | --: | --- | --: |"]
@@ -115,15 +120,9 @@ def contents(titles: dict[str, str], times: dict[str, int]) -> str:
 
 
 def minutes(notebook: NotebookNode) -> int:
-    """An estimate of the time that a notebook takes, rounded up to 5 minutes."""
-    words = lines = exercises = 0
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            words += len(cell.source.split())
-        elif "hide-cell" not in cell.metadata.get("tags", ()):
-            lines += sum(bool(line.strip()) for line in cell.source.splitlines())
-            exercises += sum(line.startswith("check(") for line in cell.source.splitlines())
-    return 5 * ceil((words / WORDS + lines / LINES + EXERCISE * exercises) / 5)
+    """What a notebook's first cell says of the time that it takes."""
+    (said,) = re.findall(r"about (\d+) minutes", notebook.cells[0].source)
+    return int(said)
 
 
 def title(notebook: NotebookNode) -> str:
@@ -140,15 +139,17 @@ def page(notebooks: dict[str, NotebookNode]) -> str:
 
     Raises:
         KeyError: a notebook has no plan in `PLANS`.
+        ValueError: the first cell of a notebook does not say how many minutes it takes.
     """
     times = {name: minutes(notebook) for name, notebook in notebooks.items()}
+    writing = sum(x.minutes for x in WRITE.values())
     made = [
         "# Walkthroughs\n",
         "Each notebook is one step, shown here as it was run. To change something, open it in "
         "Jupyter with `make lab`, or in Colab; no GPU is needed. Read them in this order.\n",
-        f"All together take about {round(sum(times.values()) / 60)} hours. The times are "
-        f"estimates: {WORDS} words and {LINES} lines of code a minute, {EXERCISE} minutes for each "
-        "exercise. Then write kernels yourself; what to write after which notebook:\n",
+        f"All together take about {round(sum(times.values()) / 60)} hours, with their exercises. "
+        f"Writing kernels, data and a task yourself takes about {round(writing / 60)} hours more. "
+        f"The times are estimates. {SHORT_PATH} What to write after which notebook:\n",
         contents({name: title(notebook) for name, notebook in notebooks.items()}, times),
     ]
     for name, notebook in notebooks.items():

@@ -22,7 +22,7 @@
 # block has a larger score.** This notebook derives the correction by hand, shows it in the kernel, and runs
 # the kernel step by step. After it you can write the correction yourself, which is the first exercise.
 #
-# Time: about 60 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to
+# Time: about 55 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to
 # read a Triton kernel. You need no GPU.
 
 # %% tags=["hide-cell"]

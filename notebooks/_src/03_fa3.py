@@ -28,7 +28,7 @@
 #   tiles that nothing needs.
 # * **8-bit numbers**, as an option. The tensor cores multiply them at twice the rate.
 #
-# Time: about 95 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
+# Time: about 105 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
 # form that this notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need
 # no GPU. Cells that begin with `%%needs_triton` need Linux.
 

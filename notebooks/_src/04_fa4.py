@@ -32,7 +32,7 @@
 # middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's kernel,
 # which has neither idea. The second half is about a kernel for Blackwell.
 #
-# Time: about 90 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that
+# Time: about 85 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that
 # begin with `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]

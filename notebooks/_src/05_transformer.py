@@ -26,7 +26,7 @@
 # 3. see what generating text costs, and why it needs a cache of keys and values;
 # 4. see how a probability becomes a token, and a token becomes text.
 #
-# You need [00_start](00_start.ipynb): queries, keys, values, and the softmax.
+# Time: about 65 minutes. You need [00_start](00_start.ipynb): queries, keys, values, and the softmax.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.

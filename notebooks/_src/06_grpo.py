@@ -20,8 +20,8 @@
 # is called GRPO, *group relative policy optimisation*. This notebook builds it from its formulas, trains a
 # real model with it for eight steps, and then shows how it breaks.
 #
-# You need [05_transformer](05_transformer.ipynb) (tokens, sampling, log-probabilities), and you should
-# know what a gradient is.
+# Time: about 70 minutes. You need [05_transformer](05_transformer.ipynb) (tokens, sampling,
+# log-probabilities), and you should know what a gradient is.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.

@@ -22,7 +22,7 @@ def address(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.ROOT = tmp_path
-    pages = "README.md", "docs/use/install.md", "docs/extend/contributing.md"
+    pages = "docs/use/install.md", *module.CLONED
     for file in ("pyproject.toml", "CITATION.cff", *pages):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -55,8 +55,9 @@ def test_the_address_is_given_once(address, tmp_path):
     assert yaml.safe_load((tmp_path / "CITATION.cff").read_text())["repository-code"] == ADDRESS
     install = (tmp_path / "docs/use/install.md").read_text()
     assert f'\nADDRESS = "{ADDRESS}"\n' in install
-    for page in ("README.md", "docs/extend/contributing.md"):
-        assert f"git clone {ADDRESS} flash-versions" in (tmp_path / page).read_text()
+    for page in ("README.md", "docs/index.md", "docs/extend/contributing.md"):
+        text = (tmp_path / page).read_text()
+        assert f"git clone {ADDRESS} flash-versions\n" in text and "ADDRESS" not in text
     colab = "https://colab.research.google.com/github/someone/flash-versions/blob/main/"
     [notebook] = re.findall(rf"{re.escape(colab)}([^)]+)", install)
     assert (ROOT / notebook).is_file()

@@ -61,6 +61,18 @@ def pages(site):
     return [name for name in found if name not in sources] + sources[:: max(1, len(sources) // 2)]
 
 
+def test_times_are_those_that_notebooks_say(site):
+    """On the first page of the walkthroughs, and their sum in the README."""
+    times = []
+    for path in sorted((ROOT / "notebooks").glob("0*.ipynb")):
+        times.append(walkthroughs.minutes(nbformat.read(path, as_version=4)))
+    page = (site / "learn/walkthroughs/index.html").read_text()
+    assert all(f"About {x} minutes." in page for x in times)
+    assert f"about {round(sum(times) / 60)} hours" in (ROOT / "README.md").read_text()
+    written = sum(x.minutes for x in walkthroughs.WRITE.values())
+    assert f"about {round(written / 60)} hours more" in (ROOT / "README.md").read_text()
+
+
 def test_no_link_is_broken(site):
     assert broken(site) == []
 
