@@ -48,6 +48,8 @@ html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {"top_of_page_buttons": []}
 
+smartquotes_action = "qe"  # a docstring's "--show" is no dash
+
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"

@@ -61,6 +61,11 @@ def pages(site):
     return [name for name in found if name not in sources] + sources[:: max(1, len(sources) // 2)]
 
 
+def test_options_keep_their_dashes(site):
+    """Also in a docstring, where they are no code."""
+    assert [x for x in pages(site) if re.search("[–—](show|plain)", (site / x).read_text())] == []
+
+
 def test_times_are_those_that_notebooks_say(site):
     """On the first page of the walkthroughs, and their sum in the README."""
     times = []
