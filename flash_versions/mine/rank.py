@@ -3,6 +3,9 @@
 Instructions per score is the number to compare: those of the hot loop, counted for every thread,
 over the scores that one pass of the loop computes. The products of the loop say how many scores
 these are, because a score costs 4 * head_dim floating-point operations.
+
+On a B200 the number says little, and the kernels are not ranked: exponentials take as long as the
+products there, and FA4 puts several multiply-adds in the place of one, on units that are idle.
 """
 
 import re
@@ -20,6 +23,8 @@ from flash_versions.inspect.sass import HotLoop
 PRODUCTS = {r"HMMA\.(\d+)(8)(16|8)\.": 32, r"HGMMA\.(\d+)x(\d+)x(\d+)": 128}  # of how many threads
 TILE = r"memdesc<(\d+)x(\d+)x"
 ROW = "  {:<12} {:>22} {:>10} {:>8} {:>8}"
+UNRANKED = "sm_100"
+WHY_UNRANKED = "; not ranked, as FA4 adds multiply-adds on purpose, to save slow exponentials"
 HEADER = ROW.format("version", "instructions per score", "registers", "spilled", "KiB")
 
 
@@ -66,14 +71,16 @@ def row(name: str, kernel: Compiled, score: float) -> str:
 
 def lines(file: Path, arches: list[str], head_dim: int) -> Iterator[str]:
     """For each architecture, the forward kernels of FA1 to FA4 and of a file, the fewest
-    instructions per score first: bf16, no mask.
+    instructions per score first where this ranks them: bf16, no mask.
 
     Raises:
         ValueError: the file's version does not take such a call, or does not compile.
     """
     q = torch.empty(1, 4096, 16, head_dim, dtype=torch.bfloat16)
     for arch in arches:
-        yield f"{arch} ({ARCHES[arch].example}), head_dim {head_dim}, bfloat16, no mask\n{HEADER}"
+        why = WHY_UNRANKED if arch == UNRANKED else ""
+        call = f"head_dim {head_dim}, bfloat16, no mask{why}"
+        yield f"{arch} ({ARCHES[arch].example}), {call}\n{HEADER}"
         places = []
         for name in (*VERSIONS, str(file)):
             try:
@@ -86,4 +93,6 @@ def lines(file: Path, arches: list[str], head_dim: int) -> Iterator[str]:
             scores = [(per_score(kernel, head_dim), kernel) for kernel in kernels]
             score, kernel = min(scores, key=lambda x: x[0])
             places.append((score, row(name, kernel, score)))
-        yield from (line for _, line in sorted(places, key=lambda x: x[0]))
+        if arch != UNRANKED:
+            places.sort(key=lambda x: x[0])
+        yield from (line for _, line in places)
