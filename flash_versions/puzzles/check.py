@@ -121,6 +121,9 @@ class PuzzleCase(Case):
 
         def run(*inputs: Any) -> Results:
             found, names = function(*inputs), self.module.RESULTS
+            if found is None:
+                given = ", ".join(names)
+                raise Fault(f"{self.puzzle.name} returned None; it should return {given}")
             found = found if isinstance(found, tuple) else (found,)
             if len(found) != len(names):
                 raise Fault(f"it returns {len(found)} results instead of {', '.join(names)}")

@@ -91,6 +91,12 @@ def test_a_wrong_solution_is_explained(name, tmp_path, no_compiler):
     assert said and re.search(wrong.cause, said, re.I | re.S), said
 
 
+def test_a_forgotten_return_is_named(tmp_path):
+    text = PUZZLES["fa2"].solution.replace("    return o, lse\n", "")
+    said = check(PUZZLES["fa2"], write(tmp_path, "fa2", text))
+    assert said and "fa2 returned None; it should return o, lse" in said
+
+
 def test_the_compiler_has_the_last_word(tmp_path):
     """A layout that does not fit, which the simulator does not look at."""
     [wrong] = [x for x in WRONG["ring"] if x.cause == "layout"]
