@@ -1,4 +1,4 @@
-"""The README's first sentence with a number, and its table: what each version is worth."""
+"""The README's sentence with a rate, and its table: what each version is worth."""
 
 from collections.abc import Callable
 
