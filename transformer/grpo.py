@@ -217,8 +217,9 @@ class Display:
 
     def watch(self, step: int, measured: dict[str, float]) -> None:
         """Show the metrics of a step or of an evaluation."""
-        self._tracker.log(step, measured)
-        if "greedy" in measured:
+        held_out = "greedy" in measured  # its names are also those of a step
+        self._tracker.log(step, {"held out": measured} if held_out else measured)
+        if held_out:
             shares = [x for x in measured if x not in ("length", "reward", "reward_range")]
             parts = [f"{name} {measured[name]:.1%}" for name in shares]
             self._held_out = f"{measured['sampled']:.0%}"

@@ -91,7 +91,7 @@ def test_a_run_learns_and_moves_nothing_else(tempted):
         rollouts = trainer.roll_out().rollouts
         rewards.append(sum(rollout.reward for rollout in rollouts) / len(rollouts))
         trainer.learn(rollouts)
-    assert sum(rewards[-4:]) > 2 * sum(rewards[:4])
+    assert sum(rewards[-4:]) / 4 > 2 * rewards[0]  # that of the policy before it learned
     for name, parameter in trainer.policy.model.named_parameters():
         assert torch.equal(parameter, before[name]) == ("lora" not in name), name
     kept = [state["exp_avg"] for state in trainer.learner.optimizer.state.values()]

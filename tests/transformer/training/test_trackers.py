@@ -72,10 +72,11 @@ def test_grpo_reports(grpo_command, tempted, tmp_path, tracker):
     lines = read_metrics(run)
     assert len(lines) == 4  # two steps, an evaluation before and after
     for line in lines:
-        step, key = line.get("step", line.get("evaluation")), "reward"
-        assert fake.told[step, key if "step" in line else "sampled"] == pytest.approx(
-            line[key if "step" in line else "sampled"], rel=1e-5
-        )
+        for key in ("reward", "length"):
+            told = (
+                (line["step"], key) if "step" in line else (line["evaluation"], f"held out/{key}")
+            )
+            assert fake.told[told] == pytest.approx(line[key], rel=1e-5)
     if name == "wandb":
         assert fake.about["name"] == "run" and fake.about["dir"] == str(run)
         assert fake.about["config"]["steps"] == 2
