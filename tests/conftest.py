@@ -2,9 +2,13 @@
 
 import os
 import re
+import signal
 import stat
 from pathlib import Path
 
+# A shell starts what it runs in the background with SIGINT ignored. Tests send it, to this process
+# and to those that they start, which inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before NumPy loads: small matrix products are slowest on many threads.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")

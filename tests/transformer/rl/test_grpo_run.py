@@ -154,8 +154,6 @@ def test_ctrl_c_says_how_to_go_on(tempted, tmp_path, whole):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        # A shell starts what it runs in the background with SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for_lines(folder, 5, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
