@@ -222,13 +222,7 @@ def render_chat(
 
 
 def encode_chat(
-    tokenizer: Tokenizer,
-    template: str,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **variables: Any,
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
 ) -> tuple[str, list[int]]:
     """Render a conversation and encode it; a message cannot smuggle in a control token.
 
@@ -240,6 +234,22 @@ def encode_chat(
     Returns:
         The rendered text and its tokens.
     """
+    text, marked = render_marked(tokenizer, template, messages, **variables)
+    return text, encode_marked(tokenizer, text, marked)
+
+
+def render_marked(
+    tokenizer: Tokenizer,
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **variables: Any,
+) -> tuple[str, str]:
+    """The two renderings of a conversation from which `encode_chat` makes tokens; they are the same
+    if no message spells a control token.
+    """
     variables = {
         **tokenizer.special_tokens,
         **variables,
@@ -250,25 +260,35 @@ def encode_chat(
     try:
         marked_messages, marked_tools = _map_strings(
             (list(messages), tools),
-            lambda string: _mark_spellings(string, tokenizer.control_tokens),
+            lambda string: mark_spellings(string, tokenizer.control_tokens),
         )
     except RecursionError as error:
         raise TemplateError("a message or tool is nested too deeply") from error
     if (marked_messages, marked_tools) == (list(messages), tools):
-        return text, tokenizer.encode(text)
+        return text, text
     marked = _render(template, marked_messages, now, {**variables, "tools": marked_tools})
-    differences = [i for i, (ours, theirs) in enumerate(zip(text, marked)) if ours != theirs]
-    if len(text) != len(marked) or any(marked[i] != STAND_IN for i in differences):
+    differences = {theirs for ours, theirs in zip(text, marked) if ours != theirs}
+    if len(text) != len(marked) or not differences <= {STAND_IN}:
         raise TemplateError(
             "the chat template reacts to a control token that a message spells, so the two cannot"
             " be told apart; remove the control token from the message"
         )
+    return text, marked
+
+
+def encode_marked(tokenizer: Tokenizer, text: str, marked: str) -> list[int]:
+    """Tokens of a text, cut behind the first character of each control token that a message spells;
+    there `marked` differs from it.
+    """
+    if text == marked:
+        return tokenizer.encode(text)
+    differences = [i for i, (ours, theirs) in enumerate(zip(text, marked)) if ours != theirs]
     starts = [0, *(i + 1 for i in differences)]
     pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)])]
-    return text, [token for piece in pieces for token in tokenizer.encode(piece)]
+    return [token for piece in pieces for token in tokenizer.encode(piece)]
 
 
-def _mark_spellings(text: str, control_tokens: tuple[str, ...]) -> str:
+def mark_spellings(text: str, control_tokens: tuple[str, ...]) -> str:
     """Put the stand-in where a control token begins, or may begin if more text is appended."""
     openings = {token[0] for token in control_tokens}
     if openings.isdisjoint(text):  # nearly always; there may be a hundred control tokens

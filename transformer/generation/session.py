@@ -12,12 +12,12 @@ import flash_versions
 from transformer.generation.chat import (
     Message,
     Tokenizer,
-    encode_chat,
     load_template,
     reads_variable,
 )
 from transformer.generation.command import choose_device
 from transformer.generation.engine import GREEDY, EngineOptions, Kept, check_prompt, generate
+from transformer.generation.messages import encode_prompt
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
@@ -200,7 +200,7 @@ class Session:
             text = messages[0]["content"]
             return text, self.tokenizer.encode_plain(text)
         told: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        return encode_chat(self.tokenizer, self.template, messages, **told)
+        return encode_prompt(self.tokenizer, self.template, messages, **told)
 
     def answer(
         self,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 import flash_versions
-from transformer.generation.chat import Tokenizer, encode_chat, load_template
+from transformer.generation.chat import Tokenizer, load_template
 from transformer.generation.engine import Completion, check_prompt, generate
+from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Transformer
 from transformer.model.weights import eos_token_ids, load_config, load_model
@@ -86,7 +87,7 @@ class Policy:
         if self.template is None:
             tokens = self.tokenizer.encode_plain(problem.question)
         else:
-            _, tokens = encode_chat(self.tokenizer, self.template, problem.messages)
+            _, tokens = encode_prompt(self.tokenizer, self.template, problem.messages)
         check_prompt(self.model.config, tokens, f"the prompt {problem.question!r}")
         return tokens
 

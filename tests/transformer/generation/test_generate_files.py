@@ -155,6 +155,19 @@ def test_a_bad_line_is_named_and_nothing_is_written(command, tmp_path, line, rea
     assert reason in err and err.count("\n") == 1
 
 
+def test_what_the_chat_template_leaves_out_is_named(command, folder, tmp_path):
+    own, path = tmp_path / "own", tmp_path / "in.jsonl"
+    shutil.copytree(folder, own)
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    (own / "chat_template.jinja").write_text(template)
+    path.write_text('{"messages": [{"role": "human", "content": "Hi"}]}\n')
+    code, out, err = command("--input", path, model=own)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"{path}, line 1: the chat template writes nothing of the message 'Hi', whose" in err
+    code, _, err = command("-p", "Hi", "--system-prompt", "Be kind.", model=own)
+    assert code == 2 and "nothing of the message 'Be kind.', whose role is 'system'" in err
+
+
 def test_prompts_from_standard_input(command, questions, monkeypatch):
     _, expected, _ = command("--input", questions)
     content = questions.read_bytes()

@@ -126,6 +126,12 @@ def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
     assert (gradient[list(LETTERS)] != 0).any(1).all()
 
 
+def test_a_message_that_the_template_leaves_out_is_named(policy):
+    deaf = replace(policy, template="{% for m in messages if m.role == 'user' %}?{% endfor %}")
+    with pytest.raises(ValueError, match="nothing of the message 'Hi', whose role is 'user'"):
+        deaf.encode(Problem(Count(), (0, 0), "Hi"))
+
+
 def test_what_is_banned(policy, tempted, tmp_path):
     names = {policy.tokenizer.decode([token]) for token in policy.banned}
     assert names == {"<|endoftext|>", *byte_tokenizer.RESERVED}

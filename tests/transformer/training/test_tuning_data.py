@@ -54,11 +54,26 @@ ENDS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "mistral": "</s>", "qw
 
 
 def encoder_of(name):
+    return encoder_with(TEMPLATES[name], ENDS[name])
+
+
+def encoder_with(template, end="<|im_end|>"):
     encoder = Encoder(SHIPPED)
     encoder.tokenizer = Tokenizer(byte_backend(), {"bos_token": "<s>", "eos_token": "</s>"})
-    encoder.template = TEMPLATES[name]
-    encoder.eos = (encoder.tokenizer.token_id(ENDS[name]),)
+    encoder.template = template
+    encoder.eos = (encoder.tokenizer.token_id(end),)
     return encoder
+
+
+def said_after(encoder, document):
+    """What is in front of each learned part of a document, and that part."""
+    found = []
+    starts = np.flatnonzero(np.diff(document.learned, prepend=False) & document.learned)
+    for start in starts:
+        length = np.flatnonzero(~np.append(document.learned[start:], False))[0]
+        said = encoder.tokenizer.decode(document.tokens[start : start + length].tolist())
+        found.append((document.tokens[:start].tolist(), said))
+    return found
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
@@ -70,18 +85,12 @@ def test_what_is_learned_follows_the_prompt_of_generate(name, conversation):
     encoder, messages = encoder_of(name), CONVERSATIONS[conversation]
     found = []
     for document in encoder.encode(Chat("a chat", messages)):
-        starts = np.flatnonzero(np.diff(document.learned, prepend=False) & document.learned)
-        for start in starts:
-            length = np.flatnonzero(~np.append(document.learned[start:], False))[0]
-            said = encoder.tokenizer.decode(document.tokens[start : start + length].tolist())
-            found.append((document.tokens[:start].tolist(), said))
+        found += said_after(encoder, document)
     turns = [i for i, x in enumerate(messages) if x["role"] == "assistant"]
     assert len(found) == len(turns)
     for turn, (before, said) in zip(turns, found):
         _, prompt = encode_chat(encoder.tokenizer, encoder.template, messages[:turn])
-        assert before == prompt[: len(before)]
-        more = encoder.tokenizer.decode(prompt[len(before) :])  # which the finished turn lacks
-        assert more == ("\n" if name in ("chatml", "gemma") else "")
+        assert before == prompt
         content = messages[turn]["content"]
         assert said.endswith(content.rpartition("</think>")[2].strip() + ENDS[name])
         assert "Again" not in said and "Hi," not in said
@@ -90,11 +99,82 @@ def test_what_is_learned_follows_the_prompt_of_generate(name, conversation):
 def test_a_template_that_rewrites_earlier_turns_gives_a_document_for_each():
     """Qwen3 leaves out the thinking of earlier turns: both documents hold what the model sees."""
     messages = CONVERSATIONS["two turns"]
-    assert len(encoder_of("chatml").encode(Chat("a chat", messages))) == 1
+    assert len(Encoder(SHIPPED).encode(Chat("a chat", messages))) == 1
     first, last = encoder_of("qwen3").encode(Chat("a chat", messages))
     decode = encoder_of("qwen3").tokenizer.decode
     assert "<think>\nwho" in decode(first.tokens[first.learned].tolist())
     assert "who" not in decode(last.tokens.tolist()) and "Hello." in decode(last.tokens.tolist())
+
+
+# Knows the user and the assistant, and cuts the assistant's thoughts.
+CUTTING = (
+    "{%- for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}{% endif %}"
+    "{% if m.role == 'assistant' %}[A]{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[A]{% endif %}"
+)
+OPENING = CUTTING.replace("[A]{% endif", "[A]<think>\n{% endif")
+
+
+def asked(reply, user="Hi", **more):
+    return Chat(
+        "a.jsonl, line 3",
+        ({"role": "user", "content": user}, {"role": "assistant", "content": reply, **more}),
+    )
+
+
+@pytest.mark.parametrize(
+    "template, reply, said",
+    [
+        (CUTTING, "aa", "aa"),
+        (CUTTING, "<think>who</think>aa", "<think>who</think>aa"),
+        (OPENING, "<think>who</think>aa", "who</think>aa"),
+        (OPENING, "<think>\nwho\n</think>\n\naa", "who\n</think>\n\naa"),
+        (OPENING.replace(".split('</think>')[-1]", ""), "<think>\nw</think>aa", "w</think>aa"),
+        (OPENING, "<think><|im_end|></think>aa", "<|im_end|></think>aa"),
+    ],
+)
+def test_what_a_template_cuts_is_learned_behind_the_prompt_of_generate(template, reply, said):
+    encoder, chat = encoder_with(template), asked(reply)
+    [document] = encoder.encode(chat)
+    _, prompt = encode_chat(encoder.tokenizer, template, chat.messages[:1])
+    assert said_after(encoder, document) == [(prompt, said + "<|im_end|>")]
+    assert (document.tokens == encoder.eos[0]).sum() == 1  # what a message spells is text
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)], ids=["", "system"])
+def test_a_system_prompt_that_only_the_prompt_has_is_learned_behind(system):
+    """Mistral's template writes it in front of the last message, if that is the user's."""
+    encoder, messages = encoder_of("mistral"), (*system, USER, LAST)
+    [document] = encoder.encode(Chat("a chat", messages))
+    _, prompt = encode_chat(encoder.tokenizer, encoder.template, messages[:-1])
+    assert said_after(encoder, document) == [(prompt, " Bye 🌍</s>")]
+
+
+LOST = {
+    "nothing but the thought is opened": (
+        OPENING,
+        asked("aa"),
+        "begin the assistant's message 'aa'",
+    ),
+    "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
+    "a call": (CUTTING, asked("", tool_calls=[{"function": {"name": "f"}}]), "leaves out a part"),
+    "the assistant": ("{{ messages[0].content }}", asked("aa"), "leaves out a part of the ass"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_cannot_be_learned_is_named(name):
+    template, chat, reason = LOST[name]
+    with pytest.raises(ValueError, match=f"^a.jsonl, line 3: .*{reason}"):
+        encoder_with(template).encode(chat)
+
+
+@pytest.mark.parametrize("role", ["human", "User", "tool", "system"])
+def test_a_message_of_a_role_that_the_template_does_not_know_is_named(role):
+    # Its text is in the prompt all the same: the other message has it, too.
+    chat = Chat("a.jsonl, line 3", ({"role": role, "content": "H"}, *asked("aa").messages))
+    with pytest.raises(ValueError, match=f"line 3: .*nothing of the message 'H', .* is '{role}'"):
+        encoder_with(CUTTING).encode(chat)
 
 
 def test_a_control_token_that_a_message_spells_is_text():

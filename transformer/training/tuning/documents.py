@@ -11,6 +11,15 @@ as `generate` would prompt for it, up to its end, and as a whole:
 Some templates render a turn in another way once others follow it: that of Qwen3 leaves out its
 thinking. The whole conversation then contains text that the model never says, and each turn becomes
 a document of its own instead, which ends with that turn.
+
+So it does where the template leaves out a part of the turn, such as the thinking, or where its
+prompt has more than the finished turn, such as an opened thought. The reply is then written behind
+the prompt, and of the template's own turn only what stands around the reply is taken:
+
+    reply      <think>A greeting.</think>Hello!
+    turn       <|User|>Hi<|Assistant|>Hello!<|end|>
+    prompt     <|User|>Hi<|Assistant|><think>
+    learned                                  A greeting.</think>Hello!<|end|>
 """
 
 from collections.abc import Sequence
@@ -22,7 +31,15 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer.generation.chat import Message, Tokenizer, encode_chat, load_template
+from transformer.generation.chat import (
+    Message,
+    Tokenizer,
+    encode_marked,
+    load_template,
+    mark_spellings,
+    render_marked,
+)
+from transformer.generation.messages import SIGN, check_complete, signed, texts
 from transformer.model.weights import eos_token_ids
 from transformer.training.tuning.chats import Chat
 
@@ -75,50 +92,111 @@ class Encoder:
         return _document(chat, tokens, range(1, len(tokens)))
 
     def _conversation(self, chat: Chat) -> list[Document]:
-        text, tokens = self._rendered(chat, chat.messages)
+        text, tokens = self._encoded(self._rendered(chat, chat.messages))
         learned, turns = list[int](), _turns(chat.messages)
         for turn in turns:
-            so_far, begun = self._rendered(chat, chat.messages[: turn + 1])
-            if not text.startswith(so_far):
-                return [self._last_turn(chat, chat.messages[: turn + 1]) for turn in turns]
-            learned += self._said(chat, chat.messages[:turn], begun, tokens)
+            message = chat.messages[turn]
+            before, prompt = self._encoded(self._prompt(chat, chat.messages[:turn]))
+            so_far, begun = self._encoded(self._rendered(chat, chat.messages[: turn + 1]))
+            follows = text.startswith(so_far) and tokens[: len(prompt)] == prompt
+            if not follows or _lost(message, so_far, before):
+                return [self._turn(chat, chat.messages[: turn + 1]) for turn in turns]
+            learned += self._said(tokens, len(prompt), len(commonprefix([begun, tokens])))
         return [_document(chat, tokens, learned)]
 
-    def _last_turn(self, chat: Chat, messages: Sequence[Message]) -> Document:
-        """A conversation of which the last turn is learned."""
-        _, tokens = self._rendered(chat, messages)
-        return _document(chat, tokens, self._said(chat, messages[:-1], tokens, tokens))
+    def _turn(self, chat: Chat, messages: Sequence[Message]) -> Document:
+        """A conversation of which the last turn is learned, behind the prompt of `generate`."""
+        before = self._prompt(chat, messages[:-1])
+        whole = self._rendered(chat, messages)
+        behind = [x[len(before[0]) :] for x in whole]
+        if not whole[0].startswith(before[0]) or _lost(messages[-1], whole[0], before[0]):
+            behind = self._behind(chat, messages)
+        _, prompt = self._encoded(before)
+        _, tokens = self._encoded([x + y for x, y in zip(before, behind, strict=True)])
+        if tokens[: len(prompt)] != prompt:  # a token goes over the end of the prompt
+            tokens = prompt + self._encoded(behind)[1]
+        return _document(chat, tokens, self._said(tokens, len(prompt), len(tokens)))
 
-    def _said(
-        self, chat: Chat, before: Sequence[Message], begun: list[int], tokens: list[int]
-    ) -> range:
+    def _behind(self, chat: Chat, messages: Sequence[Message]) -> list[str]:
+        """What the model has to say behind a prompt, with the end of the turn, text and marked; the
+        template shows with a sign in the place of the reply what comes before and behind it.
+        """
+        *history, asked, message = messages
+        reply = str(message.get("content") or "").strip()
+        if [*texts(message)] not in ([], [message.get("content")]):  # thoughts apart, or calls
+            raise ValueError(f"the chat template leaves out a part of {_named(message)}")
+        history.append(signed(asked, SIGN.format("asked")))
+        turn, _ = self._rendered(chat, [*history, {**message, "content": SIGN.format("reply")}])
+        begun, found, end = turn.partition(SIGN.format("reply"))
+        prompt, _ = self._rendered(chat, history, prompt=True)
+        # Of both, only what stands behind the last message: a template may move what is before it.
+        prompt, begun = (x.rpartition(SIGN.format("asked"))[2] for x in (prompt, begun))
+        common = len(commonprefix([prompt, begun]))
+        opened, more = prompt[common:], begun[common:]
+        if not found or (more.strip() and "</think>" in reply):
+            raise ValueError(f"the chat template leaves out a part of {_named(message)}")
+        if not reply.startswith(opened.strip()):
+            raise ValueError(
+                f"the prompt of the chat template ends in {opened.strip()!r:.60}, and a reply goes"
+                f" on from there; begin {_named(message)} with it"
+            )
+        reply = reply[len(opened.strip()) :]
+        if opened:
+            reply, more = reply.lstrip() if opened[-1].isspace() else reply, ""
+        marked = mark_spellings(reply, self.tokenizer.control_tokens)
+        return [more + reply + end, more + marked + end]
+
+    def _said(self, tokens: list[int], start: int, end: int) -> range:
         """The tokens of a turn, by number: from the prompt to the last token that ends an answer.
 
         Args:
-            chat: whose turn it is.
-            before: the messages before it.
-            begun: tokens of the conversation up to the turn.
             tokens: of the conversation.
+            start: the end of the prompt.
+            end: that of the turn.
         """
-        _, prompt = self._rendered(chat, before, prompt=True)
-        # A prompt may end in more than the finished turn has, such as an opened thought.
-        start, end = (len(commonprefix([x, tokens])) for x in (prompt, begun))
         ends = [i for i in range(start, end) if tokens[i] in self.eos]
         return range(start, ends[-1] + 1 if ends else end)
 
+    def _prompt(self, chat: Chat, messages: Sequence[Message]) -> tuple[str, str]:
+        """The prompt of `generate` for the turn that comes next; no message is missing in it."""
+        found = self._rendered(chat, messages, prompt=True)
+        check_complete(self.tokenizer, self.template or "", messages, tools=chat.tools or None)
+        return found
+
     def _rendered(
         self, chat: Chat, messages: Sequence[Message], prompt: bool = False
-    ) -> tuple[str, list[int]]:
-        """Text and tokens of a conversation, perhaps with the prompt for the assistant's turn."""
+    ) -> tuple[str, str]:
+        """A conversation, perhaps with the prompt for the assistant's turn: text and marked."""
         if self.template is None:
             raise ValueError(f'{self.folder} has no chat template; it learns {{"text": "..."}}')
-        return encode_chat(
+        return render_marked(
             self.tokenizer,
             self.template,
             messages,
             tools=chat.tools or None,
             add_generation_prompt=prompt,
         )
+
+    def _encoded(self, rendered: Sequence[str]) -> tuple[str, list[int]]:
+        """The text and the tokens of a rendering."""
+        return rendered[0], encode_marked(self.tokenizer, *rendered)
+
+
+def _lost(message: Message, turn: str, prompt: str) -> bool:
+    """Whether a rendered turn lacks something that its message says, white space aside; a prompt
+    may have the beginning of it.
+    """
+    written, start = _squeezed(turn), len(_squeezed(prompt))
+    said = [_squeezed(text) for text in texts(message)]
+    return any(text not in written[max(0, start + 1 - len(text)) :] for text in said)
+
+
+def _named(message: Message) -> str:
+    return f"the assistant's message {next(texts(message), '')!r:.60}"
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def _turns(messages: Sequence[Message]) -> list[int]:

@@ -1,0 +1,90 @@
+"""Prompts that leave out no message of their conversation.
+
+A chat template may write nothing of a message, because it does not know its role, and says nothing
+about it. Here the conversation is rendered once more with a sign behind each message: a message is
+left out if its sign is not in the rendering. What a template may cut from a message, such as the
+thoughts of earlier turns, stands before the sign.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transformer.generation.chat import (
+    Message,
+    TemplateError,
+    Tokenizer,
+    encode_chat,
+    render_chat,
+)
+
+SIGN = "sign-5f2d9c-{}-"  # letters, digits and hyphens, which every template and JSON keep
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
+) -> tuple[str, list[int]]:
+    """As `encode_chat`, for an answer that is to follow.
+
+    Raises:
+        TemplateError: also if the template leaves out a message.
+    """
+    found = encode_chat(tokenizer, template, messages, **variables)
+    check_complete(tokenizer, template, messages, **variables)
+    return found
+
+
+def check_complete(
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
+) -> None:
+    """Refuse a conversation that the template can render, but not all of its messages.
+
+    Raises:
+        TemplateError: a message is left out.
+    """
+    given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
+    text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
+    for i, message in enumerate(messages):
+        if given[i] != message and SIGN.format(i) not in text:
+            raise TemplateError(
+                f"the chat template writes nothing of the message {next(texts(message))!r:.60},"
+                f" whose role is {message['role']!r}; give it a role that the template knows, such"
+                " as 'user'"
+            )
+
+
+def texts(message: Message) -> Iterator[str]:
+    """What a message says: its content, thoughts that are apart from it, names of its calls."""
+    for key in ("content", "reasoning_content", "thinking"):
+        text = message.get(key)
+        if isinstance(text, str) and text.strip():
+            yield text
+        elif isinstance(text, list):
+            yield from (part["text"] for part in text if isinstance(_get(part, "text"), str))
+    for call in _calls(message):
+        yield call["name"]
+
+
+def signed(message: Message, sign: str) -> Message:
+    """A message with a sign behind its content and the names of its calls, if it has any."""
+    found, content = dict(message), message.get("content")
+    if isinstance(content, str) and content.strip():
+        found["content"] = content + sign
+    elif isinstance(content, list):
+        found["content"] = [
+            {**part, "text": part["text"] + sign} if isinstance(_get(part, "text"), str) else part
+            for part in content
+        ]
+    if calls := _calls(message):
+        found["tool_calls"] = [{"function": {**x, "name": x["name"] + sign}} for x in calls]
+    return found
+
+
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    """The functions that a message calls, in either form that templates know."""
+    calls = message.get("tool_calls")
+    found = [_get(x, "function") or x for x in (calls if isinstance(calls, list) else [])]
+    return [x for x in found if isinstance(_get(x, "name"), str)]
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
