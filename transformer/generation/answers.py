@@ -14,11 +14,18 @@ from typing import Any, TextIO
 from flash_versions.files import regular_file
 from transformer.generation.chat import Message
 from transformer.generation.command import INTERRUPTED
+from transformer.generation.messages import check_messages
 from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
 from transformer.generation.stats import Statistics
-from transformer.model.files import only_writer_of, parse_json, read_text, write_text
+from transformer.model.files import (
+    only_writer_of,
+    parse_json,
+    parse_jsonl,
+    read_text,
+    write_text,
+)
 
 STANDARD_INPUT = Path("-")
 ADDED = ("text", "finish_reason", "prompt_tokens", "generated_tokens")  # fields of an answer
@@ -188,14 +195,10 @@ def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the name of its line for messages; no blank lines."""
+    """The prompts of a JSONL file, each with the name of its line for messages."""
     content = checked_input(sys.stdin.read()) if path == STANDARD_INPUT else read_text(path)
-    for number, text in enumerate(content.split("\n"), start=1):
-        if not text.strip():
-            continue
-        name = f"{input_name(path)}, line {number}"
-        line = parse_json(text, name)
-        if not isinstance(line, dict) or not {"prompt", "messages"} & line.keys():
+    for name, line in parse_jsonl(content, input_name(path)):
+        if not {"prompt", "messages"} & line.keys():
             raise ValueError(f'{name} must be an object with "prompt" or "messages"')
         if {"prompt", "messages"} <= line.keys():
             raise ValueError(f'{name} has both "prompt" and "messages"; leave one of them out')
@@ -219,10 +222,12 @@ def input_name(path: Path) -> str:
 
 
 def checked_input(text: str) -> str:
-    """The text itself; ValueError if lone surrogates stand in it for bytes that are no UTF-8."""
+    """The text without a byte order mark; ValueError if it has lone surrogates, which stand for
+    bytes that are no UTF-8.
+    """
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("standard input is not UTF-8 text")
-    return text
+    return text.removeprefix("\ufeff")
 
 
 def line_messages(
@@ -234,8 +239,7 @@ def line_messages(
             raise ValueError('"prompt" must be a string')
         return conversation(line["prompt"], arguments.system_prompt)
     messages = line["messages"]
-    if not isinstance(messages, list):
-        raise ValueError('"messages" must be a list')
+    check_messages(messages)
     if session.template is None:
         raise ValueError('"messages" need a chat template, and none is used')
     return [*conversation(None, arguments.system_prompt), *messages]

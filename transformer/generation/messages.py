@@ -1,4 +1,4 @@
-"""Prompts that leave out no message of their conversation.
+"""The messages of a conversation: their form, and prompts that leave none of them out.
 
 A chat template may write nothing of a message, because it does not know its role, and says nothing
 about it. Here the conversation is rendered once more with a sign behind each message: a message is
@@ -18,6 +18,38 @@ from transformer.generation.chat import (
 )
 
 SIGN = "sign-5f2d9c-{}-"  # letters, digits and hyphens, which every template and JSON keep
+ROLES = '"system", "user" or "assistant"'
+KINDS = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
+
+
+def check_messages(messages: Any) -> None:
+    """Refuse what is no list of messages with texts.
+
+    Raises:
+        ValueError: in a sentence, which names the message by its number.
+    """
+    if not isinstance(messages, list):
+        raise ValueError(f'"messages" must be a list, not {kind(messages)}')
+    for number, message in enumerate(messages, start=1):
+        which = f"message {number}"
+        if not isinstance(message, dict):
+            raise ValueError(
+                f'{which} must be {{"role": ..., "content": ...}}, not {message!r:.40}'
+            )
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f'{which} has no "role"; it is {ROLES}')
+        content = message.get("content")
+        if isinstance(content, list):
+            raise ValueError(
+                f'{which}: "content" must be a string, not a list; join the texts of its parts'
+            )
+        if not isinstance(content, str) and not message.get("tool_calls"):
+            raise ValueError(f'{which}: "content" must be a string, not {kind(content)}')
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, for messages."""
+    return KINDS.get(type(value), f"{value!r:.40}")
 
 
 def encode_prompt(

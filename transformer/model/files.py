@@ -4,7 +4,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,27 +112,58 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the name of its line for messages; no blank lines.
+    """The objects of a JSONL file, see `parse_jsonl`.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no UTF-8, or a line is no JSON object.
     """
-    for number, text in enumerate(read_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        name = f"{path}, line {number}"
-        line = parse_json(text, name)
+    return parse_jsonl(read_text(path), str(path))
+
+
+def parse_jsonl(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of JSON lines, each with the name of its line for messages; no blank lines. One
+    JSON document works as well: a list of objects, or an object over several lines.
+
+    Raises:
+        ValueError: a line is no JSON object.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        whole = None
+    lines: Iterable[tuple[str, Any]]
+    if isinstance(whole, list):
+        lines = ((f"{name}, item {i}", x) for i, x in enumerate(whole, start=1))
+    elif isinstance(whole, dict) and "\n" in text.strip():
+        lines = [(name, whole)]
+    else:
+        lines = _parse_lines(text, name)
+    for which, line in lines:
         if not isinstance(line, dict):
-            raise ValueError(f"{name} must be a JSON object, not {text.strip():.40}")
-        yield name, line
+            raise ValueError(f"{which} must be a JSON object, not {json.dumps(line):.40}")
+        yield which, line
+
+
+def _parse_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        which = f"{name}, line {number}"
+        if line.strip() in ("{", "["):
+            raise ValueError(
+                f"{which} is not valid JSON: it is only the beginning of a value; each line must"
+                " hold a whole object, or the file a list of them"
+            )
+        if line.strip():
+            yield which, parse_json(line, which)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8; ValueError if it is not a file or not UTF-8."""
+    """The text of a file in UTF-8, without the byte order mark that some editors write; ValueError
+    if it is not a file or not UTF-8.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder; it should be a file")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error

@@ -142,7 +142,10 @@ def test_answers_of_different_runs_are_not_mixed(
         ('{"prompt": "x", "text": "y"}', 'line 2 has a field "text", which is the name of a field'),
         ('{"prompt": 3}', 'line 2: "prompt" must be a string'),
         ('{"messages": "x"}', 'line 2: "messages" must be a list'),
-        ('{"messages": [{"role": "user"}]}', "line 2: the chat template failed"),
+        ('{"messages": ["x"]}', "line 2: message 1 must be {"),
+        ('{"messages": [{"content": "x"}]}', 'line 2: message 1 has no "role"'),
+        ('{"messages": [{"role": "user"}]}', 'message 1: "content" must be a string, not null'),
+        ('{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "must be a string, not a"),
         ('{"prompt": "\\ud800"}', "line 2: the text is not valid UTF-8"),
         (json.dumps({"prompt": "x" * CONTEXT}), "line 2: the prompt has"),
     ],
@@ -168,6 +171,11 @@ def test_what_the_chat_template_leaves_out_is_named(command, folder, tmp_path):
     assert code == 2 and "nothing of the message 'Be kind.', whose role is 'system'" in err
 
 
+def _as_list(lines):
+    """A JSON document of the same objects, as a pretty printer writes it."""
+    return json.dumps([json.loads(x) for x in lines.split(b"\n") if x], indent=2).encode()
+
+
 def test_prompts_from_standard_input(command, questions, monkeypatch):
     _, expected, _ = command("--input", questions)
     content = questions.read_bytes()
@@ -175,6 +183,10 @@ def test_prompts_from_standard_input(command, questions, monkeypatch):
     monkeypatch.setattr(sys, "stdin", stdin)
     code, out, _ = command("--input", "-")
     assert (code, out) == (0, expected)
+    for other in (b"\xef\xbb\xbf" + content, _as_list(content)):
+        stdin = io.TextIOWrapper(io.BytesIO(other), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert command("--input", "-")[:2] == (0, expected)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
     code, _, err = command("--input", "-")
     assert code == 2 and err.startswith('error: standard input, line 1 must be an object with "')

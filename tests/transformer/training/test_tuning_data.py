@@ -228,6 +228,7 @@ BAD = {
     '{"messages": [{"content": "hi"}]}': 'message 1 has no "role"',
     json.dumps({"messages": [USER]}): "no message of the assistant, so it has nothing to learn",
     json.dumps({"messages": [USER, {"role": "assistant"}]}): '"content" must be a string, not null',
+    json.dumps({"messages": [{**USER, "content": [{"text": "a"}]}]}): "not a list; join the texts",
     json.dumps({"messages": [LAST, USER]}): "begins with the assistant",
     json.dumps({"messages": [USER, LAST], "tools": "x"}): '"tools" must be a list',
 }
@@ -243,6 +244,40 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert BAD[line] in str(raised.value)
     path.write_text(f"{GOOD}\n\n{GOOD}\n")
     assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        (f"[{GOOD}, {GOOD}]", [", item 1", ", item 2"]),
+        (json.dumps([json.loads(GOOD)] * 2, indent=2), [", item 1", ", item 2"]),
+        (json.dumps(json.loads(GOOD), indent=2), [""]),
+        ("\ufeff" + GOOD, [", line 1"]),
+    ],
+    ids=["list", "pretty list", "pretty object", "BOM"],
+)
+def test_json_that_is_not_in_lines(tmp_path, text, names):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(text)
+    found = read_chats(path)
+    assert [chat.name for chat in found] == [f"{path}{name}" for name in names]
+    assert all(chat.messages == (USER, LAST) for chat in found)
+
+
+def test_json_objects_over_several_lines_each_are_named(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(json.loads(GOOD), indent=2) * 2)
+    with pytest.raises(ValueError, match="line 1 is not valid JSON: .* only the beginning of a va"):
+        read_chats(path)
+    path.write_text("[3]")
+    with pytest.raises(ValueError, match="item 1 must be a JSON object, not 3"):
+        read_chats(path)
+
+
+def test_a_byte_order_mark_is_not_learned(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\ufeffabc")
+    assert read_chats(path)[0].text == "abc"
 
 
 def test_the_split_depends_on_contents_only():

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from transformer.generation.chat import Message
+from transformer.generation.messages import check_messages, kind
 from transformer.model.files import read_jsonl, read_text
 from transformer.tasks.task import Task
 
@@ -63,33 +64,18 @@ def _chat(name: str, line: Mapping[str, Any]) -> Chat:
             raise ValueError(f'{name}: "text" must be a string that is not empty')
         return Chat(name, text=line["text"])
     messages, tools = line["messages"], line.get("tools") or []
-    if not isinstance(messages, list):
-        raise ValueError(f'{name}: "messages" must be a list, not {_kind(messages)}')
+    try:
+        check_messages(messages)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     if not isinstance(tools, list):
-        raise ValueError(f'{name}: "tools" must be a list, not {_kind(tools)}')
-    for number, message in enumerate(messages, start=1):
-        which = f"{name}: message {number}"
-        if not isinstance(message, dict):
-            raise ValueError(
-                f'{which} must be {{"role": ..., "content": ...}}, not {message!r:.40}'
-            )
-        if not isinstance(message.get("role"), str):
-            raise ValueError(f'{which} has no "role"; it is "system", "user" or "assistant"')
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            raise ValueError(
-                f'{which}: "content" must be a string, not {_kind(message.get("content"))}'
-            )
+        raise ValueError(f'{name}: "tools" must be a list, not {kind(tools)}')
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise ValueError(f"{name} has no message of the assistant, so it has nothing to learn")
     if roles[0] == "assistant":
         raise ValueError(f"{name} begins with the assistant; a user's message must come before")
     return Chat(name, tuple(messages), tools=tuple(tools))
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
-    return names.get(type(value), f"{value!r:.40}")
 
 
 def demonstrations(task: Task, count: int, seed: int, held_out: bool = False) -> list[Chat]:
