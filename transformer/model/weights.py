@@ -43,6 +43,7 @@ LEFT = ("*/*",)  # folders hold the same weights for other programs
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 EMBEDDING = "model.embed_tokens.weight"
 
 # Names of floating-point dtypes in safetensors headers. Others are quantized.
@@ -147,12 +148,24 @@ def _read_config(folder: Path) -> tuple[Family, Config]:
     """What a config.json describes; CheckpointError: nothing that is supported."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
+    _refuse_adapter(folder)
     path = folder / "config.json"
     data = _read_json(path)
     try:
         return find_family(data)[1], Config.from_hf(data)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Say that a folder holds an adapter of PEFT, if it holds no model beside it."""
+    if not (folder / ADAPTER).exists() or any((folder / x).exists() for x in (WEIGHTS, INDEX)):
+        return
+    base = _read_json(folder / ADAPTER).get("base_model_name_or_path") or "a model"
+    raise CheckpointError(
+        f"{folder} holds an adapter of {base}, which is no model by itself; merge the two with PEFT"
+        " (merge_and_unload) and save the result, which loads here"
+    )
 
 
 def load_model(

@@ -144,6 +144,12 @@ def _replace_weights(name):
     return edit
 
 
+def _leave_an_adapter(folder):
+    _replace_weights("adapter_model.safetensors")(folder)
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
+
+
 NORM = "model.norm.weight"
 
 DAMAGES = {
@@ -152,6 +158,7 @@ DAMAGES = {
     "config no json": (_write("config.json", b"{'a': 1}"), "config.json is not valid JSON"),
     "config no text": (_write("config.json", b"\xff\xfe"), "config.json is not UTF-8 text"),
     "config a list": (_write("config.json", b"[]"), "config.json must hold a JSON object"),
+    "an adapter": (_leave_an_adapter, "holds an adapter of owner/model, which is no model by its"),
     "architecture": (
         _edit_json("config.json", architectures=["GPT2LMHeadModel"]),
         "config.json: architecture GPT2LMHeadModel is not supported; known are LlamaForCausalLM",
