@@ -21,7 +21,7 @@ from transformer.generation.messages import encode_prompt
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
-from transformer.model.decoder import Transformer, choose_attention
+from transformer.model.decoder import Config, Transformer, choose_attention
 from transformer.model.kernels.host import say_simulated
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
@@ -136,7 +136,7 @@ class Session:
         if is_simulated and parameters > SIMULATED_PARAMETERS:
             notes.append(
                 f"{version} is simulated on the CPU, which is slow for a model of"
-                f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
+                f" {parameters / 1e6:.0f} million parameters{_faster(config, precision, engine)}"
             )
         if kernels == "fused" and where.type == "cpu":
             notes.append("the fused kernels are simulated: minutes for an answer, for reading")
@@ -256,7 +256,7 @@ class Session:
         if self.attention not in flash_versions.BASELINES:
             where += (
                 "; its kernels are simulated: slow by design, for reading"
-                " (--attention sdpa is faster)"
+                + _faster(self.model.config, self.precision, self.engine)
                 if self.device.type == "cpu"
                 else "; the first run on a machine also compiles its kernels"
             )
@@ -300,3 +300,15 @@ class Session:
             return f"note: stopped after {count} tokens (--max-tokens)\n"
         context = self.model.config.max_positions
         return f"note: stopped after {count} tokens: the model's context of {context} is full\n"
+
+
+def _faster(config: Config, precision: str | None, engine: EngineOptions) -> str:
+    """A hint at attention that is not simulated on a CPU; "" if the model can use none."""
+    cpu, paged = torch.device("cpu"), engine.page_size is not None
+    try:
+        name, _ = choose_attention(
+            "auto", config, cpu, torch.float32, precision, paged, simulated=False
+        )
+    except ValueError:
+        return ""
+    return f"; --attention {name} is faster"

@@ -200,6 +200,7 @@ def choose_attention(
     dtype: torch.dtype,
     precision: str | None = None,
     paged: bool = False,
+    simulated: bool = True,
 ) -> tuple[str, list[str]]:
     """The version that will run in all layers of a model; see `kernels.host.choose_for_all`."""
     kinds: list[dict] = []
@@ -207,4 +208,6 @@ def choose_attention(
         if (options := config.attention_options(layer)) not in kinds:
             kinds.append(options)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    return choose_for_all(name, heads, kinds, device, dtype, precision, paged, config.sinks)
+    return choose_for_all(
+        name, heads, kinds, device, dtype, precision, paged, config.sinks, simulated
+    )

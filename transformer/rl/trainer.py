@@ -55,11 +55,10 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
-    attention = settings.attention
-    if attention == "auto" and device.type == "cpu":
-        attention = "sdpa"  # the versions would be simulated
     config = load_config(find_checkpoint(settings.model))
-    attention, _ = choose_attention(attention, config, device, DTYPES[dtype])
+    attention, _ = choose_attention(
+        settings.attention, config, device, DTYPES[dtype], simulated=False
+    )
     return replace(settings, attention=attention, dtype=dtype)
 
 

@@ -15,6 +15,7 @@ import torch
 import flash_versions
 from flash_versions.dispatch.device import devices
 from tests.helpers import ROOT
+from tests.helpers.models.family_checkpoints import make_checkpoint
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, expected_answer
 from transformer.generate import DEFAULT_QUESTION
 from transformer.generation import batch, session
@@ -57,6 +58,18 @@ def test_greedy_text_is_the_same_with_every_version_of_attention(command):
     assert len(set(outputs.values())) == 1, outputs
 
 
+def test_only_attention_that_the_model_can_use_is_recommended(command, tmp_path):
+    pytest.importorskip("transformers")
+    make_checkpoint("gpt-oss", tmp_path)
+    for name, text in byte_tokenizer.files().items():
+        (tmp_path / name).write_text(text)
+    options = ("--device", "cpu", "-m", 1)
+    code, _, err = command("-p", "a", *options, model=tmp_path, attention="fa2")
+    assert code == 0 and "for reading; --attention reference is faster\n" in err
+    code, _, err = command("-p", "a", *options, attention="fa2")
+    assert code == 0 and "for reading; --attention sdpa is faster\n" in err
+
+
 def test_a_batch_in_fp8_answers_as_its_rows_alone(command, tmp_path):
     """Lengths differ, and no row is quantised with another one's keys."""
     file = tmp_path / "prompts.jsonl"
@@ -91,6 +104,8 @@ def test_attention_must_serve_every_layer(monkeypatch):
         choose_attention("sdpa", sinking, cpu, dtype)
     for config in (windowed, capped, sinking):
         assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
+    for config, chosen in ((windowed, "sdpa"), (capped, "reference"), (sinking, "reference")):
+        assert choose_attention("auto", config, cpu, dtype, simulated=False)[0] == chosen
     # Where no kernel runs, as on a GPU that is too old:
     monkeypatch.setattr(type(devices), "simulates", False)
     name, [note] = choose_attention("auto", windowed, cpu, dtype)

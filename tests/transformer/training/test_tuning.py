@@ -16,6 +16,7 @@ from tests.helpers.models.family_checkpoints import make_checkpoint
 from transformer import train
 from transformer.model.weights import load_model
 from transformer.tasks.task import Task
+from transformer.training import byte_tokenizer
 from transformer.training.tuning.documents import Document
 from transformer.training.tuning.packing import Packing, pack
 from transformer.training.tuning.run import Tuning, TuningRecipe, summed_loss
@@ -198,6 +199,22 @@ def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
     log = (tmp_path / "out" / "training.jsonl").read_text().splitlines()
     losses = [x["loss"] for x in map(json.loads, log) if "evaluation" in x]
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma 2"])
+def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path, capsys):
+    """Sinks and softcaps: attention is PyTorch written out."""
+    pytest.importorskip("transformers")
+    model, out = tmp_path / "model", tmp_path / "out"
+    make_checkpoint(name, model)
+    for file, text in byte_tokenizer.files().items():
+        (model / file).write_text(text)
+    fixed = f"--data {chats} --model {model} --out {out} --device cpu --steps 1"
+    assert train.main([*fixed.split(), "--batch-tokens", "64", "--context", "64"]) == 0
+    assert (
+        "attention is reference, PyTorch written out: version 'sdpa': " in capsys.readouterr().err
+    )
+    assert load_model(out).config == load_model(model).config
 
 
 class Double(Task):

@@ -28,11 +28,13 @@ def choose_for_all(
     precision: str | None = None,
     paged: bool = False,
     sinks: bool = False,
+    simulated: bool = True,
 ) -> tuple[str, list[str]]:
     """The version that will run in all layers, and notes on the choice.
 
-    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), "auto" is
-    torch's own attention, or where that knows too little, PyTorch written out.
+    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), or is not
+    to be simulated, "auto" is torch's own attention, or where that knows too little, PyTorch
+    written out.
 
     Args:
         name: of a version or a baseline, a file of yours such as "mine.py", or "auto".
@@ -42,6 +44,7 @@ def choose_for_all(
         precision: that of attention.
         paged: whether keys and values lie in pages.
         sinks: whether each head has one.
+        simulated: whether "auto" may be a version that is simulated, as all are on a CPU.
 
     Raises:
         ValueError: it cannot run, in one sentence.
@@ -50,15 +53,16 @@ def choose_for_all(
     if name.endswith(".py"):
         flash_versions.load_version(name)
     requests = _requests(heads, kinds, device, dtype, precision, paged, sinks)
-    names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
+    names = [*reversed(flash_versions.VERSIONS)] if name == "auto" else [name]
+    if name == "auto" and device.type == "cpu" and not simulated:
+        names = []
     refused = None
     for version in names:
         try:
             return {choose_version(version, request).name for request in requests}.pop(), []
         except ValueError as error:
             refused = refused or error
-    assert refused is not None
-    if name != "auto" or precision is not None:
+    if refused is not None and (name != "auto" or precision is not None):
         raise refused
     for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
         if version == "reference" and device.type == "cuda":
@@ -66,9 +70,11 @@ def choose_for_all(
         try:
             for request in requests:
                 choose_version(version, request)
-        except ValueError:
+        except ValueError as error:
+            refused = refused or error
             continue
-        return version, [f"attention is {version}, {what}: {refused}"]
+        return version, [f"attention is {version}, {what}: {refused}"] if refused else []
+    assert refused is not None
     raise refused
 
 

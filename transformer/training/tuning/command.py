@@ -154,10 +154,7 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     packing = Packing(trained_on, arguments.seed, width, arguments.batch_tokens)
     steps = packing.steps(arguments.epochs) if arguments.steps is None else arguments.steps
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    attention = arguments.attention
-    if attention == "auto" and device.type == "cpu":
-        attention = "sdpa"  # the versions would be simulated
-    attention, notes = choose_attention(attention, config, device, dtype)
+    attention, notes = choose_attention(arguments.attention, config, device, dtype, simulated=False)
     with torch.device("meta"):
         size = sum(p.numel() for p in Transformer(config).parameters())
     rate = (1e-3 if size < SMALL else 2e-5) * (10 if arguments.lora_rank else 1)
