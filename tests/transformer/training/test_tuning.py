@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from random import Random
@@ -192,6 +193,17 @@ def test_the_result_loads_in_transformers_unchanged(tempted, chats, tmp_path, mo
 
     assert train.main(argv(chats, tempted, out, *more)) == 2
     assert "already holds a checkpoint" in capsys.readouterr().err
+
+
+def test_what_is_dropped_is_named_and_not_counted(tempted, chats, tmp_path, capsys):
+    long = CHATS[0]["messages"][0] | {"content": "?" * 80}
+    with chats.open("a") as file:
+        file.write(json.dumps({"messages": [long, CHATS[0]["messages"][1]]}) + "\n")
+    assert train.main([*argv(chats, tempted, tmp_path / "out"), "--drop-long"]) == 0
+    said = capsys.readouterr().err
+    counts = re.search(r"(\d+) chats to learn from, .*; (\d+) held out", said)
+    assert int(counts[1]) + int(counts[2]) == 40
+    assert f"1 chat is longer than 64 tokens and left out: {chats}, line 41\n" in said
 
 
 def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):

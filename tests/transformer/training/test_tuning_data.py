@@ -189,7 +189,7 @@ def test_a_text_is_learned_whole_and_long_ones_are_cut():
     [document] = Encoder(SHIPPED).encode(Chat("a text", text="0123456789"))
     assert document.tokens.tolist() == [*b"0123456789", END]
     assert document.learned.tolist() == [False, *[True] * 10]
-    pieces = fitted([document], 4, drop_long=False)
+    pieces, _ = fitted([document], 4, drop_long=False)
     assert max(len(x.tokens) for x in pieces) == 4
     learned = [token for x in pieces for token in x.tokens[x.learned].tolist()]
     assert learned == [*b"123456789", END]  # each once
@@ -207,7 +207,9 @@ def test_a_chat_that_is_too_long():
         ValueError, match="^a.jsonl, line 1 is longer than 64 tokens: it has .* 1 o"
     ):
         fitted(documents, 64, drop_long=False)
-    assert [x.name for x in fitted(documents, 64, drop_long=True)] == ["a.jsonl, line 0"]
+    kept, left_out = fitted(documents, 64, drop_long=True)
+    assert [x.name for x in kept] == ["a.jsonl, line 0"]
+    assert [x.name for x in left_out] == ["a.jsonl, line 1", "a.jsonl, line 2"]
     with pytest.raises(ValueError, match="no chat is left: all 2 are longer than 64 tokens"):
         fitted(documents[1:], 64, drop_long=True)
     with pytest.raises(ValueError, match="^no held-out chat is left"):

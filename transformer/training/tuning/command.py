@@ -46,6 +46,7 @@ OWN: Mapping[str, Any] = {
 }
 FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
 WORSE = 1.05  # a held-out loss so many times the lowest deserves a word
+SHOWN = 3  # chats that are named in a note
 SMALL = 10_000_000  # parameters: a smaller model learns at a higher rate
 LEAST_WIDTH = 1024  # of a row, if the model's context has it
 
@@ -147,8 +148,8 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
         )
     sides = [[x for chat in chats for x in encoder.encode(chat)] for chats in (trained, held_out)]
     width = _width(arguments.context, config.trained_positions, [*sides[0], *sides[1]])
-    trained_on, measured_on = (
-        fitted(side, width, arguments.drop_long, what) if side else []
+    (trained_on, dropped), (measured_on, more_dropped) = (
+        fitted(side, width, arguments.drop_long, what) if side else ([], [])
         for side, what in zip(sides, ("chat to train on", "held-out chat"), strict=True)
     )
     packing = Packing(trained_on, arguments.seed, width, arguments.batch_tokens)
@@ -177,12 +178,13 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     tokens = sum(len(x.tokens) for x in trained_on)
     learned = sum(int(x.learned.sum()) for x in trained_on)
     said = (
-        f"{len(trained)} chats to learn from, {tokens:,} tokens, {learned:,} of them learned;"
-        f" {len(held_out)} held out; {an_epoch} steps an epoch, {steps} in all;"
+        f"{_count(trained_on)} chats to learn from, {tokens:,} tokens, {learned:,} of them learned;"
+        f" {_count(measured_on)} held out; {an_epoch} steps an epoch, {steps} in all;"
         f" learning rate {recipe.learning_rate:g}"
     )
     every = an_epoch if arguments.eval_every is None else arguments.eval_every
-    return Plan(recipe, every, [said, *notes, *_without_end(trained_on, encoder)])
+    left_out = _left_out([*dropped, *more_dropped], [*trained_on, *measured_on], width)
+    return Plan(recipe, every, [said, *left_out, *notes, *_without_end(trained_on, encoder)])
 
 
 def _chats(arguments: argparse.Namespace, task: Task | None) -> tuple[list[Chat], list[Chat]]:
@@ -207,6 +209,23 @@ def _width(context: int | None, most: int, documents: Sequence[Document]) -> int
         return context
     lengths = [len(x.tokens) for x in documents if not x.learned[1:].all()]
     return min(most, max(LEAST_WIDTH, *lengths, 0))
+
+
+def _count(documents: Sequence[Document]) -> int:
+    """The number of chats that they come from."""
+    return len({x.name for x in documents})
+
+
+def _left_out(dropped: Sequence[Document], kept: Sequence[Document], width: int) -> list[str]:
+    """A note about the chats that --drop-long leaves out, if it does."""
+    names = [*dict.fromkeys(x.name for x in dropped)]
+    if not names:
+        return []
+    chats = "1 chat is" if len(names) == 1 else f"{len(names)} chats are"
+    cut = len({*names} & {x.name for x in kept})
+    some = f" (of {cut} only the last turns)" if cut else ""
+    shown = "; ".join(names[:SHOWN]) + ("; ..." if len(names) > SHOWN else "")
+    return [f"{chats} longer than {width} tokens and left out{some}: {shown}"]
 
 
 def _without_end(documents: Sequence[Document], encoder: Encoder) -> list[str]:

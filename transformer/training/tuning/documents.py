@@ -214,8 +214,8 @@ def _document(chat: Chat, tokens: Sequence[int], learned: Sequence[int]) -> Docu
 
 def fitted(
     documents: Sequence[Document], width: int, drop_long: bool, what: str = "chat"
-) -> list[Document]:
-    """The documents, those that are too long cut if they are texts.
+) -> tuple[list[Document], list[Document]]:
+    """The documents, those that are too long cut if they are texts; and those that are left out.
 
     Args:
         documents: of any length.
@@ -244,7 +244,7 @@ def fitted(
         )
     if not found:
         raise ValueError(f"no {what} is left: all {len(long)} are longer than {width} tokens")
-    return found
+    return found, long
 
 
 def _cut(document: Document, at: int, width: int) -> Document:
