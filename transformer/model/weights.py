@@ -223,7 +223,8 @@ def save_model(
             None: made from the model's.
 
     Raises:
-        ValueError: no Hugging Face architecture has the model's combination of parts.
+        ValueError: no Hugging Face architecture has the model's combination of parts, or a weight
+            is not finite.
     """
     folder = Path(folder)
     if config is not None:  # whose weights may have been quantized, which these are not
@@ -236,6 +237,12 @@ def save_model(
         name: pack(parameters, stored).to("cpu", dtype).contiguous()
         for name, stored in layout.items()
     }
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"{name} has values that are NaN, or infinite in {dtype}, so nothing is saved in"
+                f" {folder}; a smaller --lr helps"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
         json_file.write_text(json.dumps(config, indent=2) + "\n")

@@ -338,7 +338,17 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
         path: of one process's file; several write a folder beside it, PATH's stem and the step.
         state: `training_state` and what else the next step depends on, "step" among it.
         world: all of its ranks call this.
+
+    Raises:
+        ValueError: a weight is no longer finite; the state before it is left.
     """
+    with world.together():
+        for name, weight in state["model"].items():
+            if not (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all():
+                raise ValueError(
+                    f"{name} is no longer finite at step {state['step']}, so nothing is saved; a"
+                    " smaller --lr helps"
+                )
     if world.mesh is None:
         with replacing(path) as file:
             torch.save(state, file)

@@ -91,6 +91,16 @@ def test_a_failed_save_changes_nothing(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, value):
+    model = make_model()
+    with torch.no_grad():
+        model.model.norm.weight[3] = value
+    with pytest.raises(ValueError, match="model.norm.weight has values that are NaN, or infin"):
+        save_model(model, tmp_path / "out", torch.float16)
+    assert not (tmp_path / "out").exists()
+
+
 # --- damaged and foreign checkpoints
 
 

@@ -206,6 +206,34 @@ def test_what_is_dropped_is_named_and_not_counted(tempted, chats, tmp_path, caps
     assert f"1 chat is longer than 64 tokens and left out: {chats}, line 41\n" in said
 
 
+@pytest.mark.parametrize(
+    "more, reason",
+    [
+        ((), "model.norm.weight is no longer finite at step 1"),
+        (("--steps", "2", "--eval-every", "1"), "the held-out loss is nan at step 1"),
+    ],
+    ids=["at the end", "before"],
+)
+def test_a_model_that_fell_apart_is_no_success(
+    tempted, chats, tmp_path, more, reason, monkeypatch, capsys
+):
+    """An update may break the weights whose loss was finite."""
+    learn = Tuning.learn
+
+    def learn_and_break(self, batch):
+        found = learn(self, batch)
+        with torch.no_grad():
+            self.model.model.norm.weight[0] = float("nan")
+        return found
+
+    monkeypatch.setattr(Tuning, "learn", learn_and_break)
+    out = tmp_path / "out"
+    assert train.main([*argv(chats, tempted, out), "--steps", "1", *more]) == 2
+    said = capsys.readouterr().err
+    assert reason in said and said.endswith("a smaller --lr helps\n")
+    assert [path.name for path in out.iterdir()] == ["training.jsonl"]
+
+
 def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
     assert train.main([*argv(chats, tempted, tmp_path / "out", "--lr", "1e-2"), "--steps=30"]) == 0
     log = (tmp_path / "out" / "training.jsonl").read_text().splitlines()

@@ -134,7 +134,11 @@ class Tuning(Training):
         return summed_loss(model, forward, batch, rows)
 
     def measure(self, progress: Progress) -> None:
-        """Record and show the mean loss per token on what is held out, if anything is."""
+        """Record and show the mean loss per token on what is held out, if anything is.
+
+        Raises:
+            ValueError: it is not finite.
+        """
         if self.recipe.held_out is None:
             return
         model = self.plain(self.dtype)
@@ -146,6 +150,10 @@ class Tuning(Training):
                 loss += summed_loss(model, model, batch, range(len(batch.tokens))).item()
                 count += int(batch.learned[:, 1:].sum())
         mean = loss / count
+        if not math.isfinite(mean):
+            raise ValueError(
+                f"the held-out loss is {mean} at step {self.step}; a smaller --lr helps"
+            )
         self.record(evaluation=HELD_OUT, loss=round(mean, 5), tokens=count)
         perplexity = math.exp(min(mean, 99.0))
         progress.say(f"held out: loss {mean:.4f}, perplexity {perplexity:.2f}")
