@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args, get_origin
 from transformer import missing
 from transformer.generation.command import Parser, run_training
 from transformer.generation.progress import Progress
-from transformer.model.files import only_writer
+from transformer.model.files import only_writer, writing
 from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
 from transformer.rl.groups import describe
@@ -173,7 +173,8 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     try:
         save_model(model, temporary)
         for path in text_files(trainer.folder):
-            shutil.copy(path, temporary)
+            with writing(folder / path.name):
+                shutil.copy(path, temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
     finally:

@@ -25,6 +25,7 @@ from transformer.model.files import (
     parse_jsonl,
     read_text,
     write_text,
+    writing,
 )
 
 STANDARD_INPUT = Path("-")
@@ -75,7 +76,8 @@ class Answers:
         for number, answer in enumerate(answers):
             self._check(number, answer)
         self.given = len(answers)
-        self.partial.write_text(whole, encoding="utf-8")
+        with writing(output):
+            self.partial.write_text(whole, encoding="utf-8")
 
     def _check(self, number: int, answer: str) -> None:
         """Raise a ValueError if a kept line is not the answer to its prompt."""
@@ -95,7 +97,7 @@ class Answers:
             answer = describe(self._waiting.pop(self.given))
             line = _line(self.lines[self.given], answer) + "\n"
             if isinstance(self.output, Path):
-                with open(self.partial, "a", encoding="utf-8") as file:
+                with writing(self.output), open(self.partial, "a", encoding="utf-8") as file:
                     file.write(line)
             else:
                 self.output.write(line)

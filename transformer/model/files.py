@@ -4,12 +4,52 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flash_versions.files import replacing
+from safetensors import SafetensorError
+
+from flash_versions import files
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """`flash_versions.files.replacing`; an error of the system names the file."""
+    with files.replacing(path) as temporary, writing(path, temporary):
+        yield temporary
+
+
+@contextmanager
+def writing(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name the file in the OSError that its writing raises, such as that of a full disk. torch and
+    safetensors raise errors of their own, from which the system's is taken.
+
+    Args:
+        path: how the file is called.
+        temporary: how it is called while it is written.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number, named = _error_number(error), getattr(error, "filename", None)
+        if number is None or named not in (None, str(temporary)):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _error_number(error: BaseException | None) -> int | None:
+    """What the system said, if it is the reason of an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        if found := re.search(r"\(os error (\d+)\)", str(error)):  # as Rust writes it
+            return int(found[1])
+        error = error.__cause__ or error.__context__
+    return None
+
 
 _locks: set[int] = set()  # open descriptors; a lock lasts until all copies of its own are closed
 

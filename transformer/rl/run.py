@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from transformer.model.files import parse_json, read_json, write_text
+from transformer.model.files import parse_json, read_json, write_text, writing
 from transformer.rl.recipes import Settings, flag
 from transformer.training.parallel import (
     ALONE,
@@ -103,7 +103,8 @@ class Run:
         if not self.world.main:
             return
         line = json.dumps(record, ensure_ascii=False) + "\n"
-        with open(self.folder / name, "a", encoding="utf-8") as file:
+        path = self.folder / name
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line)
         self.sizes[name] += len(line.encode())
 

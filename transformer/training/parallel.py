@@ -38,9 +38,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from flash_versions.files import replacing
 from transformer.generation.command import ElsewhereError, choose_device, out_of_memory
 from transformer.model.decoder import Transformer
+from transformer.model.files import replacing, writing
 
 RECORD = "record.pt"  # of a sharded state: all that is no tensor of the model or the optimiser
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -350,8 +350,8 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
                     " smaller --lr helps"
                 )
     if world.mesh is None:
-        with replacing(path) as file:
-            torch.save(state, file)
+        with replacing(path) as temporary:
+            _save(state, temporary)
         _forget_shards(path)
         return
     # Whatever is killed here, one complete state at least is left; of two, either will do.
@@ -362,15 +362,21 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
     with world.together():
         if world.main:
             shutil.rmtree(temporary, ignore_errors=True)
-    with _own_errors():
+    with writing(folder), _own_errors():
         dcp.save(tensors, checkpoint_id=temporary)
-    with world.together():
+    with world.together(), writing(folder):
         if world.main:
-            torch.save(record, temporary / RECORD)
+            _save(record, temporary / RECORD)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
             path.unlink(missing_ok=True)
             _forget_shards(path, but=folder)
+
+
+def _save(x: Any, path: Path) -> None:
+    """`torch.save` through a file of Python's, which says what is wrong with it."""
+    with path.open("wb") as file:
+        torch.save(x, file)
 
 
 def read_state(path: Path, device: torch.device) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import flash_versions
 from transformer.model.decoder import Config, Transformer
+from transformer.model.files import writing
 from transformer.training import byte_tokenizer
 from transformer.training.corpus import ChatBatch, Corpus, Teacher
 from transformer.training.lora import merged_weights
@@ -233,7 +234,8 @@ class Training:
         kind = fields.get("evaluation")
         self.tracker.log(self.step, fields if kind is None else {kind: fields})
         line = json.dumps({"step": self.step, **fields}) + "\n"
-        with open(self.folder / LOG, "a") as file:
+        path = self.folder / LOG
+        with writing(path), path.open("a") as file:
             file.write(line)
         self.log_size += len(line)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from random import Random
@@ -232,6 +233,32 @@ def test_a_model_that_fell_apart_is_no_success(
     said = capsys.readouterr().err
     assert reason in said and said.endswith("a smaller --lr helps\n")
     assert [path.name for path in out.iterdir()] == ["training.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "limit, saves, name",
+    [
+        (30, True, "training.jsonl"),
+        (20_000, True, "training_state.pt"),
+        (20_000, False, "model.safetensors"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(
+    tempted, chats, tmp_path, limit, saves, name, monkeypatch, capsys
+):
+    """With a limit of the size of a file in the place of a full disk: Python, torch and safetensors
+    say it each in another way.
+    """
+    out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
+    if not saves:
+        monkeypatch.setattr(Tuning, "save", lambda self: None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        code = train.main([*argv(chats, tempted, out), "--quiet"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, capsys.readouterr().err) == (2, f"error: {out / name}: File too large\n")
+    assert not [path for path in out.iterdir() if re.search(r"\d$", path.name)]
 
 
 def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
