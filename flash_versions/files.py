@@ -1,9 +1,17 @@
 """Files that are written whole or not at all."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+UNFINISHED = re.compile(r"\..+\.\d+\.unfinished")
+
+
+def temporary_of(path: Path) -> Path:
+    """The name of a file or a folder while this process writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.unfinished")
 
 
 def regular_file(path: Path) -> Path | None:
@@ -25,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
     if target is None:
         yield path
         return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = temporary_of(target)
     try:
         yield temporary
         os.replace(temporary, target)

@@ -16,7 +16,6 @@ goes to standard error, the record of it to RUN/metrics.jsonl.
 
 import argparse
 import math
-import os
 import shutil
 import sys
 import time
@@ -27,6 +26,7 @@ from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from flash_versions.files import temporary_of
 from transformer import missing
 from transformer.generation.command import Parser, run_training
 from transformer.generation.progress import Progress
@@ -169,7 +169,7 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     if not trainer.world.main:
         return
     folder = (run.folder / name).resolve()  # a link to it stays one
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = temporary_of(folder)
     try:
         save_model(model, temporary)
         for path in text_files(trainer.folder):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,7 @@ os.register_at_fork(after_in_child=_drop_locks)
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keep a folder, made if it is not there, for this process; a kill of it gives the folder free.
+    What a process that was killed had begun to write in it is deleted.
 
     Raises:
         NotADirectoryError: it is something else.
@@ -78,6 +80,9 @@ def only_writer(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with _locked(handle, f"another process is writing to {folder}", "--out"):
+            for path in folder.iterdir():
+                if files.UNFINISHED.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             yield
     finally:
         if made and not any(folder.iterdir()):

@@ -15,8 +15,6 @@ knows of when the process is killed: it is cut to the length that the state name
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -42,8 +40,6 @@ SAMPLES = "samples.jsonl"
 CONFIG = "config.json"
 FINAL = "final"
 BEST = "best"
-# What a process that was killed had begun to write.
-LEFTOVER = re.compile(r"\.(config\.json|state\.pt|curve\.png|best|final)\.\d+")
 
 
 class Run:
@@ -69,14 +65,11 @@ class Run:
         config = folder / CONFIG
         if config.exists():
             self._refuse_another(read_json(config))
-        elif folder.exists() and not all(LEFTOVER.fullmatch(x.name) for x in folder.iterdir()):
+        elif folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no run; use another --out")
         else:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(config, json.dumps(asdict(settings), indent=2) + "\n")
-        for path in folder.iterdir():
-            if LEFTOVER.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
     def finished(self) -> bool:

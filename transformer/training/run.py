@@ -278,6 +278,8 @@ class Training:
             os.truncate(self.folder / LOG, self.log_size)
 
     def _begin(self) -> None:
+        if self.world.main:
+            forget_state(self.folder / STATE)  # parts, if a process was killed while it did so
         if (self.folder / "config.json").exists():
             raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
         if self.world.main:

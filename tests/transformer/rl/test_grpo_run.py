@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.helpers.models.tiny_grpo import evaluated, make_trainer, options, run_command
 from transformer import grpo
+from transformer.model.files import only_writer
 from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
 
@@ -220,19 +221,22 @@ def test_a_checkpoint_goes_where_a_link_leads(model, folder, tmp_path):
 def test_what_a_kill_leaves_is_cleared_away_and_nothing_else(tempted, tmp_path):
     """The moment before the settings are written is the only one without config.json."""
     settings = make_trainer(tempted).settings
-    leftovers = [f".{name}.4711" for name in ("config.json", "state.pt", "curve.png")]
-    folders = [".best.4711", ".final.4711"]
+    names = ("config.json", "state.pt", "curve.png")
+    leftovers = [f".{name}.4711.unfinished" for name in names]
+    folders = [".best.4711.unfinished", ".final.4711.unfinished"]
     for name in leftovers:
         (tmp_path / name).write_text("{")
     for name in folders:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{")
-    Run(tmp_path, settings)
+    with only_writer(tmp_path):
+        Run(tmp_path, settings)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
     others = {".git", ".bashrc.1", "best.1", "config.json"}
     for name in others - {"config.json"}:
         (tmp_path / name).write_text("mine")
-    Run(tmp_path, settings)
+    with only_writer(tmp_path):
+        Run(tmp_path, settings)
     assert {path.name for path in tmp_path.iterdir()} == others
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from random import Random
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 
 from tests.helpers.models.family_checkpoints import make_checkpoint
 from transformer import train
+from transformer.model import weights
 from transformer.model.weights import load_model
 from transformer.tasks.task import Task
 from transformer.training import byte_tokenizer
@@ -258,7 +260,34 @@ def test_a_file_that_cannot_be_written_is_named(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, capsys.readouterr().err) == (2, f"error: {out / name}: File too large\n")
-    assert not [path for path in out.iterdir() if re.search(r"\d$", path.name)]
+    assert not [path for path in out.iterdir() if "unfinished" in path.name]
+
+
+def train_until_saving(argv):
+    """The command, killed while it writes the trained weights."""
+
+    def write_half(tensors, path, metadata):
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    weights.save_file = write_half
+    train.main(argv)
+
+
+def test_a_killed_save_leaves_nothing_behind_the_next_run(tempted, chats, tmp_path, processes):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    process = processes.Process(target=train_until_saving, args=(argv(chats, tempted, out),))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert any("model.safetensors" in path.name for path in out.iterdir())
+    for folder in (out, whole):
+        assert train.main(argv(chats, tempted, folder)) == 0
+    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
+    for name in ("training_state-00000002", ".training_state"):  # of several processes
+        (out / name).mkdir()
+    assert train.main(argv(chats, tempted, out)) == 2
+    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
