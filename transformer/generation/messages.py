@@ -92,8 +92,10 @@ def texts(message: Message) -> Iterator[str]:
             yield text
         elif isinstance(text, list):
             yield from (part["text"] for part in text if isinstance(_get(part, "text"), str))
-    for call in _calls(message):
-        yield call["name"]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(name := _get(_get(call, "function") or call, "name"), str):
+            yield name
 
 
 def signed(message: Message, sign: str) -> Message:
@@ -106,16 +108,17 @@ def signed(message: Message, sign: str) -> Message:
             {**part, "text": part["text"] + sign} if isinstance(_get(part, "text"), str) else part
             for part in content
         ]
-    if calls := _calls(message):
-        found["tool_calls"] = [{"function": {**x, "name": x["name"] + sign}} for x in calls]
+    if isinstance(calls := message.get("tool_calls"), list):
+        found["tool_calls"] = [_signed_call(call, sign) for call in calls]
     return found
 
 
-def _calls(message: Message) -> list[Mapping[str, Any]]:
-    """The functions that a message calls, in either form that templates know."""
-    calls = message.get("tool_calls")
-    found = [_get(x, "function") or x for x in (calls if isinstance(calls, list) else [])]
-    return [x for x in found if isinstance(_get(x, "name"), str)]
+def _signed_call(call: Any, sign: str) -> Any:
+    """A call with a sign behind the function's name, in either form that templates know."""
+    if function := _get(call, "function"):
+        return {**call, "function": _signed_call(function, sign)}
+    name = _get(call, "name")
+    return {**call, "name": name + sign} if isinstance(name, str) else call
 
 
 def _get(value: Any, key: str) -> Any:

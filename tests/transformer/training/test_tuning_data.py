@@ -1,6 +1,7 @@
 """Data of one's own: lines that are refused, tokens, and which of them are learned."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,7 @@ CUTTING = (
     "{% if m.role == 'assistant' %}[A]{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}[A]{% endif %}"
 )
+CLOSING = CUTTING.replace("[A]{% endif", "[A]<think>\n</think>{% endif")  # asks for no thought
 OPENING = CUTTING.replace("[A]{% endif", "[A]<think>\n{% endif")
 
 
@@ -130,6 +132,8 @@ def asked(reply, user="Hi", **more):
         (OPENING, "<think>who</think>aa", "who</think>aa"),
         (OPENING, "<think>\nwho\n</think>\n\naa", "who\n</think>\n\naa"),
         (OPENING.replace(".split('</think>')[-1]", ""), "<think>\nw</think>aa", "w</think>aa"),
+        (CLOSING, "aa", "aa"),
+        (OPENING.replace("[A]{{", "[A]</think>{{"), "<think>w</think>aa", "w</think>aa"),
         (OPENING, "<think><|im_end|></think>aa", "<|im_end|></think>aa"),
     ],
 )
@@ -158,6 +162,7 @@ LOST = {
     ),
     "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
     "a call": (CUTTING, asked("", tool_calls=[{"function": {"name": "f"}}]), "leaves out a part"),
+    "no thought, said so": (OPENING.replace("[A]{{", "[A]</think>{{"), asked("aa"), "in '<think>'"),
     "the assistant": ("{{ messages[0].content }}", asked("aa"), "leaves out a part of the ass"),
 }
 
@@ -167,6 +172,22 @@ def test_what_cannot_be_learned_is_named(name):
     template, chat, reason = LOST[name]
     with pytest.raises(ValueError, match=f"^a.jsonl, line 3: .*{reason}"):
         encoder_with(template).encode(chat)
+
+
+CALLING = (
+    "{%- for m in messages %}{% if m.content %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls or () %}[A]{{ call.type + call.function.name }}<|im_end|>"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}[A]{% endif %}"
+)
+
+
+def test_a_call_is_learned_and_may_precede_a_turn():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    encoder, chat = encoder_with(CALLING), asked("", tool_calls=[call])
+    [document] = encoder.encode(chat)
+    assert [said for _, said in said_after(encoder, document)] == ["functionadd<|im_end|>"]
+    more = (*chat.messages, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "7"})
+    assert encoder.encode(replace(chat, messages=more))
 
 
 @pytest.mark.parametrize("role", ["human", "User", "tool", "system"])

@@ -22,6 +22,7 @@ the prompt, and of the template's own turn only what stands around the reply is 
     learned                                  A greeting.</think>Hello!<|end|>
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -42,6 +43,9 @@ from transformer.generation.chat import (
 from transformer.generation.messages import SIGN, check_complete, signed, texts
 from transformer.model.weights import eos_token_ids
 from transformer.training.tuning.chats import Chat
+
+INSIDE_A_TAG = re.compile(r"<[^>]*$")
+THOUGHT = re.compile("think|thought|reasoning", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -123,24 +127,29 @@ class Encoder:
         """
         *history, asked, message = messages
         reply = str(message.get("content") or "").strip()
+        partly = ValueError(
+            f"the chat template leaves out a part of {_named(message)}, or writes it behind another"
+            " prompt than that of generate"
+        )
         if [*texts(message)] not in ([], [message.get("content")]):  # thoughts apart, or calls
-            raise ValueError(f"the chat template leaves out a part of {_named(message)}")
+            raise partly
         history.append(signed(asked, SIGN.format("asked")))
         turn, _ = self._rendered(chat, [*history, {**message, "content": SIGN.format("reply")}])
         begun, found, end = turn.partition(SIGN.format("reply"))
         prompt, _ = self._rendered(chat, history, prompt=True)
         # Of both, only what stands behind the last message: a template may move what is before it.
         prompt, begun = (x.rpartition(SIGN.format("asked"))[2] for x in (prompt, begun))
-        common = len(commonprefix([prompt, begun]))
-        opened, more = prompt[common:], begun[common:]
-        if not found or (more.strip() and "</think>" in reply):
-            raise ValueError(f"the chat template leaves out a part of {_named(message)}")
-        if not reply.startswith(opened.strip()):
+        common = INSIDE_A_TAG.sub("", commonprefix([prompt, begun]))
+        opened, more = (x.removeprefix(common) for x in (prompt, begun))
+        if not found or (more.strip() and not opened and "</think>" in reply):
+            raise partly
+        if opened.strip() and reply.startswith(opened.strip()):
+            reply = reply[len(opened.strip()) :]
+        elif THOUGHT.search(opened) and "</" not in opened:
             raise ValueError(
                 f"the prompt of the chat template ends in {opened.strip()!r:.60}, and a reply goes"
                 f" on from there; begin {_named(message)} with it"
             )
-        reply = reply[len(opened.strip()) :]
         if opened:
             reply, more = reply.lstrip() if opened[-1].isspace() else reply, ""
         marked = mark_spellings(reply, self.tokenizer.control_tokens)
