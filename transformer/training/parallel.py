@@ -362,8 +362,11 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
     with world.together():
         if world.main:
             shutil.rmtree(temporary, ignore_errors=True)
-    with writing(folder), _own_errors():
-        dcp.save(tensors, checkpoint_id=temporary)
+    with alike(), writing(folder):
+        try:
+            dcp.save(tensors, checkpoint_id=temporary)
+        except dcp.CheckpointException as error:
+            raise _unwritten(next(iter(error.failures.values()))[0], folder) from error
     with world.together(), writing(folder):
         if world.main:
             _save(record, temporary / RECORD)
@@ -371,6 +374,15 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
             temporary.rename(folder)
             path.unlink(missing_ok=True)
             _forget_shards(path, but=folder)
+
+
+def _unwritten(error: BaseException, folder: Path) -> BaseException:
+    """What to raise for the error of a rank that could not write. It comes from another process, so
+    what the system said to torch is lost.
+    """
+    if isinstance(error, RuntimeError) and not out_of_memory(error):
+        return OSError(f"{folder} could not be written; the disk may be full")
+    return error
 
 
 def _save(x: Any, path: Path) -> None:

@@ -401,3 +401,23 @@ def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
         rtol=1e-3,
         atol=1e-4,
     )
+
+
+@pytest.mark.slow
+def test_a_state_that_two_processes_cannot_write_is_named(tempted, chats, tmp_path):
+    out = tmp_path / "out"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    limits = (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    done = subprocess.run(
+        [sys.executable, *torchrun, "-m", "transformer.train", *argv(chats, tempted, out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+    )
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(errors) == 1, done.stderr
+    # What the system said is sometimes lost on its way between the processes.
+    said = (": File too large", " could not be written; the disk may be full")
+    assert errors[0] in [f"error: {out / 'training_state-00000002'}{x}" for x in said]
