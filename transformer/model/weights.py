@@ -19,12 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from flash_versions.files import replacing
 from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
 from transformer.model.families.layout import pack, unpack
 from transformer.model.families.mxfp4 import with_dequantised
-from transformer.model.files import read_json
+from transformer.model.files import read_json, replacing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/model

@@ -6,9 +6,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from flash_versions.files import replacing
 from transformer import missing
 from transformer.generation.command import Parser, say
+from transformer.model.files import replacing
 from transformer.rl.run import read_metrics
 
 # Okabe and Ito's colours, one for each run.
