@@ -26,7 +26,8 @@ class Launcher:
 
     Args:
         kernel: of Triton or Gluon. Its parameters in do_not_specialize stay below 2^31.
-        given: the parameters about which a `Plan` does not say all: tensors of the caller.
+        given: the parameters about which a `Plan` does not say all, such as tensors of the caller.
+            Under one plan, no parameter in do_not_specialize is None now and then.
         options: further ones of Triton.
             launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
             gdc_wait. maxnreg: registers of a thread at the start of a program, so that more
@@ -37,10 +38,11 @@ class Launcher:
         self.kernel, self.options = kernel, options
         self.compiled: dict[tuple, Any] = {}
         parameters = getattr(kernel, "params", ())
-        # The places of the arguments that Triton looks at.
-        self.looked_at = [
-            i for i, x in enumerate(parameters) if not (x.do_not_specialize or x.is_constexpr)
-        ]
+        # The places of the arguments that Triton looks at, and of those of which it only asks
+        # whether they are None.
+        arguments = [(i, x) for i, x in enumerate(parameters) if not x.is_constexpr]
+        self.looked_at = [i for i, x in arguments if not x.do_not_specialize]
+        self.optional = [i for i, x in arguments if x.do_not_specialize]
         self.given = [i for i, x in enumerate(parameters) if x.name in given]
 
     def __call__(
@@ -70,6 +72,7 @@ class Launcher:
             # The hash of a function is that of its source.
             *[id(x) if type(x) is JITFunction else x for x in values],
             *kinds_of([arguments[i] for i in self.looked_at]),
+            *[arguments[i] is None for i in self.optional],
         )
         compiled = self.compiled.get(key)
         if compiled is not None:
@@ -116,6 +119,8 @@ def kinds_of(arguments: Iterable[Any]) -> list:
             found += kind, *kinds_of(x)
         elif kind is TensorDescriptor:
             found += x.base.dtype, x.base.get_device(), *x.block_shape
+        elif isinstance(x, torch.Tensor):  # of a subclass
+            found += x.dtype, x.get_device(), x.data_ptr() % 16 == 0
         else:
             found.append(x)
     return found

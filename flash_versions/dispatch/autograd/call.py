@@ -1,6 +1,6 @@
 """A call of attention: an operator serves it, or a node of autograd, or kernels alone.
 
-A custom operator costs tens of microseconds on the host, as much as launching the kernels. So a
+An operator costs tens of microseconds on the host, as much as launching the kernels. So a
 call on plain tensors that needs no operator runs the same code without it: `run` chooses. What was
 chosen is a `Call`, which serves later calls with other tensors, too.
 """

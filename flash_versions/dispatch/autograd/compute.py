@@ -1,4 +1,4 @@
-"""The results and the gradients of a request: the kernel is chosen, tensors are put in its form."""
+"""The results and the gradients of a request: tensors are put in the form that kernels take."""
 
 import torch
 
@@ -101,6 +101,9 @@ def run_backward(
         if dsink is not None and dlse is not None and request.batch > 0:
             dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
         return dq, dk, dv, dsink
+    if o.is_cuda and o.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(o.device):
+            return run_backward(version, request, o, lse, statistics, do, dlse)
     if do is None:
         do = o.new_zeros(o.shape)
     elif do.stride(3) != 1 and do.shape[3] > 1:
@@ -109,9 +112,6 @@ def run_backward(
     if dlse is not None:
         dlse = dlse.resolve_neg()
     request, do = without_unseeing(request, do)
-    if o.is_cuda and o.get_device() != torch.cuda.current_device():
-        with torch.cuda.device(o.device):
-            return run_backward(version, request, o, lse, statistics, do, dlse)
     assert version.backward is not None
     aligned = in_vectors(request)
     if aligned is request:

@@ -28,6 +28,8 @@ library.define(
     f"backward(str version, {REQUEST}, Tensor o, Tensor lse, Tensor statistics, Tensor? do, "
     f"Tensor? dlse) -> (Tensor, Tensor, Tensor, Tensor)"
 )
+DEVICES = ("cpu", "cuda")
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
@@ -127,20 +129,21 @@ def forward_with_gradient(version: str, *fields: Any) -> tuple[torch.Tensor, ...
     request = Request(*fields)
     if request.needs_grad:
         return Node.apply(version, request, request.q, request.k, request.v, request.sink)
-    if is_plain(request.q):
+    if is_plain(fields):
         return forward(version, *fields)
     return below_autograd(forward_operator, version, *fields)
 
 
-def is_plain(x: torch.Tensor) -> bool:
-    """Whether nothing below autograd watches operations on a tensor: no dispatch mode, no
-    transform.
+def is_plain(arguments: tuple) -> bool:
+    """Whether nothing below autograd watches operations on tensors that are on a CPU or a GPU: no
+    dispatch mode, no transform, no subclass.
     """
-    return (
-        type(x) is torch.Tensor
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+    return tensors[0].device.type in DEVICES and all(type(x) in PLAIN for x in tensors)
 
 
 class LastNode(torch.autograd.Function):
@@ -159,14 +162,14 @@ def backward_without_gradient(version: str, *arguments: Any) -> tuple[torch.Tens
         given = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
         if given:
             return LastNode.apply(version, arguments, *given)
-    if is_plain(arguments[0]):
+    if is_plain(arguments):
         return backward(version, *arguments)
     return below_autograd(backward_operator, version, *arguments)
 
 
-for device in ("CPU", "CUDA"):
-    library.impl("forward", forward, device)
-    library.impl("backward", backward, device)
+for device in DEVICES:
+    library.impl("forward", forward, device.upper())
+    library.impl("backward", backward, device.upper())
 library.impl("forward", forward_with_gradient, "Autograd")
 library.impl("backward", backward_without_gradient, "Autograd")
 torch.library.register_fake(FORWARD, fake_forward, lib=library)

@@ -68,7 +68,7 @@ def make_request(
         if not 2.0**-100 <= scale / softcap <= 2.0**100:
             raise ValueError(f"scale={scale!r} and softcap={softcap!r} are too far apart for fp32.")
     seed = None
-    if dropout_p != 0.0:
+    if type(dropout_p) is not float or dropout_p != 0.0:
         dropout_p = _checked_probability("dropout_p", dropout_p)
         seed = _draw_seed(q.device) if dropout_p else None
     if num_splits is not None:

@@ -201,7 +201,9 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     if (widest := max(q.shape[3], v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
     if not (describable(q) and describable(k) and describable(v)):
-        return undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
+        reason = undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
+        if reason is not None:
+            return reason
     capability, shared_memory, num_sms = devices[q.device]
     if shared_memory < UNLIMITED and capability[0] < 9:
         return (

@@ -312,3 +312,39 @@ def test_with_a_hook_of_a_profiler_the_launch_is_triton_s(name, hook, launches, 
     monkeypatch.setattr(knobs.runtime, name, hook)
     launch.start(Form(), (1, 1, 1), (5,))
     assert asked == ["run", ((1, 1, 1), (5,))]
+
+
+class Noting:
+    """A kernel that notes what is compiled for it, of another kernel's parameters."""
+
+    def __init__(self, kernel):
+        self.params, self.compiled = kernel.params, []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.compiled.append(arguments)
+            return SimpleNamespace()
+
+        return run
+
+
+@triton.jit(do_not_specialize=["n"])
+def optional_kernel(x, n):
+    """Its number may be missing, which another form is compiled for."""
+
+
+class Marked(torch.Tensor):
+    """A tensor that kernels take as any other."""
+
+
+def test_arguments_that_are_missing_or_of_a_subclass(monkeypatch):
+    monkeypatch.setattr(launch, "start", lambda *given: None)
+    kernel, x = Noting(optional_kernel), torch.zeros(4)
+    launcher = launch.Launcher(kernel)
+    for n in (None, 0, 5, None):
+        launcher((1,), (x, n), {})
+    assert [n for _, n in kernel.compiled] == [None, 0]
+    for _ in range(2):
+        launcher((1,), (torch.zeros(4).as_subclass(Marked), 3), {})
+    assert len(kernel.compiled) == 2
+    assert not [part for key in launcher.compiled for part in key if isinstance(part, torch.Tensor)]

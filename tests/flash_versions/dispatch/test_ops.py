@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -234,3 +235,36 @@ def test_lengths_changed_before_the_backward_are_noticed():
     lengths.fill_(5)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+class Counted(torch.Tensor):
+    """A tensor around another one, which sees the operators that get it."""
+
+    seen: list = []
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+
+    def __init__(self, x):
+        self.x = x
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function.name())
+        args, kwargs = tree_map_only(Counted, lambda y: y.x, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def test_a_subclass_among_the_tensors_sees_the_operator():
+    q, k, v = inputs(requires_grad=False)
+    Counted.seen.clear()
+    o = torch.ops.flash_versions.forward("fa2", *make_request(q, k, v)._replace(v=Counted(v)))[0]
+    assert Counted.seen == ["flash_versions::forward"] and torch.equal(o, attention(q, k, v))
+
+
+def test_the_operator_gives_shapes_of_meta_tensors():
+    q, k, v = (x.to("meta") for x in inputs(requires_grad=False))
+    request = make_request(*inputs(requires_grad=False))._replace(q=q, k=k, v=v)
+    o, lse, _ = torch.ops.flash_versions.forward("fa2", *request)
+    assert o.shape == q.shape and lse.is_meta

@@ -98,6 +98,7 @@ REFUSED = {
         r"q has 1073741824 rows; .* 2\^30 - 1"),
     "softcap 0": (arguments(softcap=0.0), "softcap=0.0 must be a positive"),
     "dropout 1": (arguments(dropout_p=1.0), "dropout_p=1.0 must be a probability"),
+    "dropout as a tensor": (arguments(dropout_p=torch.zeros(())), "must be a probability"),
     "slopes: shape": (arguments(alibi_slopes=ones(3)), r"slopes .*\(3,\).*\(2,\) or \(1, 2\)"),
     "slopes: grad": (arguments(alibi_slopes=ones(2).requires_grad_()), "slopes requires grad"),
     "sink: shape": (arguments(sink=ones(1, 2)), r"sink has shape \(1, 2\).*of shape \(2,\)"),

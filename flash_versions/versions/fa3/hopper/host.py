@@ -294,16 +294,13 @@ def class_of(request: Request) -> tuple:
         preferred = prefers_two_consumers(request)
     elif widest <= 96:
         preferred = prefers_order(request)
-    # Of tensors so large, strides may need 64 bits.
-    rows = q_length if request.cu_seqlens_q is None else q_length + 128 * request.batch
-    large = (q.shape, rows) if rows * heads * widest >= 2**29 else None
     return (
         q.device, devices[q.device], q.dtype, head_dim, head_dim_v, group,
         request.window_left is None, right if right is None else right > 0,
         request.softcap is None, request.alibi_slopes is None, request.sink is None,
         request.cu_seqlens_q is None, request.is_ragged, request.has_intervals,
         kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0,
-        first_end % (64 // heads_of_tile(request)) == 0, preferred, large
+        first_end % (64 // heads_of_tile(request)) == 0, preferred
     )  # fmt: skip
 
 

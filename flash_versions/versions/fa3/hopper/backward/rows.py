@@ -160,9 +160,10 @@ def finish_kernel(
     store_rows(dq, rows, pos, total * scale)
 
 
-# O, dQ and the workspace are contiguous, and what a class of requests says of them is all.
-launch_prepare = Launcher(prepare_kernel, ("do", "lse", "dlse", "sequences"))
-launch_finish = Launcher(finish_kernel, ("sequences",), launch_pdl=True)
+# Strides follow from lengths, so a class of requests does not know them.
+VIEWS = ("do", "o", "lse", "dlse", "dq_sum", "dq", "sequences")
+launch_prepare = Launcher(prepare_kernel, VIEWS)
+launch_finish = Launcher(finish_kernel, VIEWS, launch_pdl=True)
 
 
 class RowPlans(NamedTuple):
@@ -282,7 +283,7 @@ def prepare(
         (blocks * heads * batch,),
         (
             View.of(do),
-            View.of(o.contiguous()),
+            View.of(o),
             rows_of_lse,
             rows_of_lse if dlse is None else View.of_rows(dlse),
             values,
