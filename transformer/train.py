@@ -23,11 +23,12 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -42,7 +43,7 @@ from transformer.training import byte_tokenizer, model_card, trackers
 from transformer.training.corpus import MIXES, Teacher
 from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.training.parallel import alike, connected, own_device
-from transformer.training.run import Recipe, Training
+from transformer.training.run import Recipe, Schedule, Training
 from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
 from transformer.training.tuning.run import Tuning
@@ -51,6 +52,8 @@ from transformer.training.tuning.run import Tuning
 SLOPPY = Teacher(hasty=0.35, forget=0.5)
 # With this patience a teacher solves about 35 % of the countdown problems.
 PATIENCE = 0.75
+
+Run = TypeVar("Run", bound=Training)
 
 
 def train(
@@ -251,13 +254,7 @@ def _run(argv: Sequence[str]) -> None:
     if workers is None:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
-    with connected(device) as world, ExitStack() as stack:
-        with world.together():
-            trackers.check(arguments.report_to)
-            if world.main:
-                stack.enter_context(only_writer(arguments.out))
-        training = Training(recipe, arguments.out, device, world)
-        progress = _watched(training, arguments, stack)
+    with _begun(Training, recipe, arguments, device) as (training, progress):
         train(
             training,
             workers=workers,
@@ -272,13 +269,7 @@ def _run(argv: Sequence[str]) -> None:
 
 def _tune(arguments: argparse.Namespace, planned: tuning.Plan, device: torch.device) -> None:
     """Train on data of one's own."""
-    with connected(device) as world, ExitStack() as stack:
-        with world.together():
-            trackers.check(arguments.report_to)
-            if world.main:
-                stack.enter_context(only_writer(arguments.out))
-        training = Tuning(planned.recipe, arguments.out, device, world)
-        progress = _watched(training, arguments, stack)
+    with _begun(Tuning, planned.recipe, arguments, device) as (training, progress):
         for note in planned.notes:
             progress.say(note)
         measure = partial(training.measure, progress)
@@ -296,23 +287,33 @@ def _tune(arguments: argparse.Namespace, planned: tuning.Plan, device: torch.dev
         if planned.eval_every:
             measure()
         training.publish()
-        if world.main:
+        if training.world.main:
             progress.say(tuning.ending(arguments.out, training.held_out_losses()))
 
 
-def _watched(training: Training, arguments: argparse.Namespace, stack: ExitStack) -> Progress:
-    """Progress and tracker of a run, both ended with `stack`; other ranks say and send nothing."""
-    main = training.world.main
-    progress = Progress(arguments.quiet or not main)
-    stack.callback(progress.close)
-    with training.world.together():
-        if main:
-            settings = training.recipe.identity()
-            training.tracker = open_tracker(arguments.report_to, training.folder, settings)
-            stack.callback(training.tracker.close)
-    if training.step:
-        progress.say(f"continuing at step {training.step}")
-    return progress
+@contextmanager
+def _begun(
+    kind: type[Run], recipe: Schedule, arguments: argparse.Namespace, device: torch.device
+) -> Iterator[tuple[Run, Progress]]:
+    """A run, which has its folder for itself and a tracker, and its progress; ranks but the first
+    say and send nothing.
+    """
+    with connected(device) as world, ExitStack() as stack:
+        with world.together():
+            trackers.check(arguments.report_to)
+            if world.main:
+                stack.enter_context(only_writer(arguments.out))
+        training = kind(recipe, arguments.out, device, world)
+        progress = Progress(arguments.quiet or not world.main)
+        stack.callback(progress.close)
+        with world.together():
+            if world.main:
+                settings = recipe.identity()
+                training.tracker = open_tracker(arguments.report_to, training.folder, settings)
+                stack.callback(training.tracker.close)
+        if training.step:
+            progress.say(f"continuing at step {training.step}")
+        yield training, progress
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

@@ -40,7 +40,7 @@ from transformer.training.parallel import (
     undamaged,
     write_state,
 )
-from transformer.training.trackers import Nothing, Tracker
+from transformer.training.trackers import Tracker
 
 MODEL = Config(
     vocab_size=byte_tokenizer.VOCAB_SIZE,
@@ -164,7 +164,7 @@ class Training:
         self.position = (0, 0)  # chunk of the corpus, batch of the chunk
         self.seconds = 0.0
         self.log_size = 0
-        self.tracker: Tracker = Nothing()  # a command puts another in its place
+        self.tracker = Tracker()  # a command puts another in its place
         self._resume()
 
     def batches(self, workers: int) -> Iterator[ChatBatch]:

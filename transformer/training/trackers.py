@@ -3,63 +3,30 @@
 Every run also writes its own record, which needs none of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 TRACKERS = ("none", "tensorboard", "wandb")
 PROJECT = "flash-versions"  # how Weights & Biases groups the runs
 
 
-class Tracker(Protocol):
-    """Where measurements go."""
+@dataclass(frozen=True)
+class Tracker:
+    """Where measurements go; by default, nowhere.
+
+    Attributes:
+        add: is given the numbers of a step, by name, and the step.
+        close: ends the run.
+    """
+
+    add: Callable[[dict[str, float], int], object] = lambda found, step: None
+    close: Callable[[], object] = lambda: None
 
     def log(self, step: int, measured: Mapping[str, Any]) -> None:
         """Keep the measurements of a step; what is not a number is left out."""
-
-    def close(self) -> None:
-        """End the run."""
-
-
-class Nothing:
-    """No tracker."""
-
-    def log(self, step: int, measured: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
-
-    def close(self) -> None:
-        """See `Tracker`."""
-
-
-class TensorBoard:
-    """Writes RUN/tensorboard, which `tensorboard --logdir RUN` shows."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def log(self, step: int, measured: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
-        for name, value in numbers(measured).items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """See `Tracker`."""
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """Sends to wandb's server, or writes RUN/wandb if the variable WANDB_MODE is "offline"."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, step: int, measured: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
-        self._run.log(numbers(measured), step=step)
-
-    def close(self) -> None:
-        """See `Tracker`."""
-        self._run.finish()
+        self.add(numbers(measured), step)
 
 
 def numbers(measured: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -92,7 +59,8 @@ def check(name: str) -> None:
 
 
 def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
-    """The tracker of a run.
+    """The tracker of a run: TensorBoard writes RUN/tensorboard, which `tensorboard --logdir RUN`
+    shows; wandb sends to its server, or writes RUN/wandb if the variable WANDB_MODE is "offline".
 
     Args:
         name: one of TRACKERS.
@@ -106,16 +74,23 @@ def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracke
     if name == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        return TensorBoard(SummaryWriter(str(folder / "tensorboard")))
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def add(found: dict[str, float], step: int) -> None:
+            for name, value in found.items():
+                writer.add_scalar(name, value, step)
+
+        return Tracker(add, writer.close)
     if name == "wandb":
         import wandb
 
         about = {"name": folder.resolve().name, "config": dict(settings)}
         try:
-            return WeightsAndBiases(wandb.init(project=PROJECT, dir=str(folder), **about))
+            run = wandb.init(project=PROJECT, dir=str(folder), **about)
         except Exception as error:  # wandb's own errors, such as that no key is there
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"--report-to wandb: {reason} (WANDB_MODE=offline needs no account)"
             ) from error
-    return Nothing()
+        return Tracker(lambda found, step: run.log(found, step=step), run.finish)
+    return Tracker()
