@@ -9,6 +9,7 @@ that fit.
 """
 
 import re
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -38,7 +39,30 @@ def columns(a: int, b: int) -> list[tuple[int, int]]:
     return [(a // 10**i % 10, b // 10**i % 10) for i in range(width)]
 
 
-class Columns(Task):
+def carried(slip: Slip, terms: Iterable[tuple[str, int]]) -> tuple[str, str]:
+    """One line per digit, from the right: a term, plus the carry of the line before; and the number
+    that the lines lead to. A slip forgets a carry.
+    """
+    lines, result, carry = [], "", 0
+    for term, value in terms:
+        total = value + carry
+        lines.append(f"{term}+{carry}={total}")
+        result = str(total % 10) + result
+        carry = total // 10
+        if carry and slip():
+            carry = 0
+    return "\n".join(lines), str(int(str(carry) + result))
+
+
+class Operation(Task):
+    """What is asked about two numbers."""
+
+    def question(self, rng: Random, a: int, b: int) -> str:
+        """Ask for the result."""
+        return say(rng, PATTERNS[self.name], a=number_text(rng, a), b=number_text(rng, b))
+
+
+class Columns(Operation):
     """Written arithmetic: one line per column, from the right, with what is carried."""
 
     def __init__(self, digits: int | None = None):
@@ -66,10 +90,6 @@ class Add(Columns):
 
     name = "add"
 
-    def question(self, rng: Random, a: int, b: int) -> str:
-        """Ask for a sum."""
-        return say(rng, PATTERNS["add"], a=number_text(rng, a), b=number_text(rng, b))
-
     def answer(self, a: int, b: int) -> str:
         """Add."""
         return str(a + b)
@@ -79,16 +99,8 @@ class Add(Columns):
         return min(a, b), max(a, b)
 
     def work(self, slip: Slip, a: int, b: int) -> tuple[str, str]:
-        """Add column by column; a slip forgets a carry."""
-        lines, result, carry = [], "", 0
-        for x, y in columns(a, b):
-            total = x + y + carry
-            lines.append(f"{x}+{y}+{carry}={total}")
-            result = str(total % 10) + result
-            carry = total // 10
-            if carry and slip():
-                carry = 0
-        return "\n".join(lines), str(int(str(carry) + result))
+        """Add column by column."""
+        return carried(slip, ((f"{x}+{y}", x + y) for x, y in columns(a, b)))
 
 
 class Subtract(Columns):
@@ -131,10 +143,6 @@ class Subtract(Columns):
         else:
             near = number - rng.randrange(size)
         return max(near, 10 ** (digits - 1) if digits > 1 else 0)
-
-    def question(self, rng: Random, a: int, b: int) -> str:
-        """Ask for a difference."""
-        return say(rng, PATTERNS["subtract"], a=number_text(rng, a), b=number_text(rng, b))
 
     def answer(self, a: int, b: int) -> str:
         """Subtract."""
@@ -213,7 +221,7 @@ class Signed(Task):
         return f"{first}\n{steps}", minus + answer
 
 
-class Multiply(Task):
+class Multiply(Operation):
     """`47*6`: `7*6+0=42`, `4*6+4=28`: 282. One factor has a single digit, the other up to four."""
 
     name = "multiply"
@@ -224,10 +232,6 @@ class Multiply(Task):
         rng.shuffle(factors)
         return tuple(factors)
 
-    def question(self, rng: Random, a: int, b: int) -> str:
-        """Ask for a product."""
-        return say(rng, PATTERNS["multiply"], a=number_text(rng, a), b=number_text(rng, b))
-
     def answer(self, a: int, b: int) -> str:
         """Multiply."""
         return str(a * b)
@@ -237,16 +241,9 @@ class Multiply(Task):
         return min(a, b), max(a, b)
 
     def work(self, slip: Slip, a: int, b: int) -> tuple[str, str]:
-        """Multiply each digit of the longer number by the other one; a slip forgets a carry."""
-        lines, result, carry = [], "", 0
-        for x in reversed(str(max(a, b))):
-            total = int(x) * min(a, b) + carry
-            lines.append(f"{x}*{min(a, b)}+{carry}={total}")
-            result = str(total % 10) + result
-            carry = total // 10
-            if carry and slip():
-                carry = 0
-        return "\n".join(lines), str(int(str(carry) + result))
+        """Multiply each digit of the longer number by the other one."""
+        less, more = sorted((a, b))
+        return carried(slip, ((f"{x}*{less}", int(x) * less) for x in reversed(str(more))))
 
 
 class Compare(Task):
