@@ -196,29 +196,45 @@ def load_template(folder: str | Path) -> str | None:
 
 
 def render_chat(
-    template: str,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **variables: Any,
+    template: str, messages: Sequence[Message], *, now: datetime | None = None, **variables: Any
 ) -> str:
     """Render a conversation as `transformers` would with apply_chat_template(tokenize=False).
 
     Args:
         template: the Jinja source.
         messages: [{"role": ..., "content": ...}, ...]; entries that are None count as absent.
-        add_generation_prompt: end with the header of an assistant's turn.
-        tools: JSON schemas of functions that the model may call.
-        variables: what else the template should see: special tokens, enable_thinking, ...
+        now: what the template takes for the time; None: the time.
+        variables: what else the template should see: special tokens, enable_thinking, ...;
+            add_generation_prompt (True): end with the header of an assistant's turn; tools (None):
+            JSON schemas of functions that the model may call.
 
     Raises:
         TemplateError: no message, a message without a role, a template that does not parse, raises,
             or writes more than MAX_RENDERED_CHARACTERS. The sandbox limits a range to 100 000
             steps; it cannot stop every template that wastes time or memory.
     """
-    variables = {**variables, "add_generation_prompt": add_generation_prompt, "tools": tools}
-    return _render(template, messages, datetime.now(), variables)
+    if not messages:
+        raise TemplateError("a conversation needs at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TemplateError(f"a message must be an object with a 'role', got {message!r:.80}")
+    present = [{k: v for k, v in message.items() if v is not None} for message in messages]
+    told: dict[str, Any] = dict.fromkeys(("tools", "documents"))
+    told |= {"add_generation_prompt": True, "strftime_now": (now or datetime.now()).strftime}
+    told |= {**variables, "messages": present}
+    parts: list[str] = []
+    length = 0
+    try:
+        for part in _compile(template).generate(told):
+            parts.append(part)
+            length += len(part)
+            if length > MAX_RENDERED_CHARACTERS:
+                raise TemplateError(f"it wrote more than {MAX_RENDERED_CHARACTERS:,} characters")
+    except Exception as error:  # the template is a program of its own: it can raise anything
+        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TemplateError(f"the chat template failed{line}: {reason}") from error
+    return "".join(parts)
 
 
 def encode_chat(
@@ -243,20 +259,15 @@ def render_marked(
     template: str,
     messages: Sequence[Message],
     *,
-    add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> tuple[str, str]:
     """The two renderings of a conversation from which `encode_chat` makes tokens; they are the same
     if no message spells a control token.
     """
-    variables = {
-        **tokenizer.special_tokens,
-        **variables,
-        "add_generation_prompt": add_generation_prompt,
-    }
-    now = datetime.now()  # both renderings must agree on the time
-    text = _render(template, messages, now, {**variables, "tools": tools})
+    # Both renderings must agree on the time.
+    variables = {**tokenizer.special_tokens, "now": datetime.now(), **variables}
+    text = render_chat(template, messages, tools=tools, **variables)
     try:
         marked_messages, marked_tools = _map_strings(
             (list(messages), tools),
@@ -266,7 +277,7 @@ def render_marked(
         raise TemplateError("a message or tool is nested too deeply") from error
     if (marked_messages, marked_tools) == (list(messages), tools):
         return text, text
-    marked = _render(template, marked_messages, now, {**variables, "tools": marked_tools})
+    marked = render_chat(template, marked_messages, tools=marked_tools, **variables)
     differences = {theirs for ours, theirs in zip(text, marked) if ours != theirs}
     if len(text) != len(marked) or not differences <= {STAND_IN}:
         raise TemplateError(
@@ -316,33 +327,6 @@ def _map_strings(value: Any, function: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_map_strings(item, function) for item in value)
     return value
-
-
-def _render(
-    template: str, messages: Sequence[Message], now: datetime, variables: Mapping[str, Any]
-) -> str:
-    if not messages:
-        raise TemplateError("a conversation needs at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TemplateError(f"a message must be an object with a 'role', got {message!r:.80}")
-    present = [{k: v for k, v in message.items() if v is not None} for message in messages]
-    parts: list[str] = []
-    length = 0
-    try:
-        program = _compile(template)
-        for part in program.generate(
-            {"documents": None, "strftime_now": now.strftime, **variables, "messages": present}
-        ):
-            parts.append(part)
-            length += len(part)
-            if length > MAX_RENDERED_CHARACTERS:
-                raise TemplateError(f"it wrote more than {MAX_RENDERED_CHARACTERS:,} characters")
-    except Exception as error:  # the template is a program of its own: it can raise anything
-        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise TemplateError(f"the chat template failed{line}: {reason}") from error
-    return "".join(parts)
 
 
 class _GenerationTag(Extension):
