@@ -8,15 +8,17 @@ A prompt is a text or a conversation that ends with the user's message. Of an an
 what follows counts, and to a verifier `$\\boxed{7}$` is 7. Further keys are for reward functions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5, sha256
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from transformer.tasks.numbers import as_number
 from transformer.tasks.task import Marks, Message, Problem, Task
 from transformer.tasks.verifiers import VERIFIERS, parse_reward, spoken, stated
+
+Item = TypeVar("Item")
 
 HELD_OUT = 16  # one problem in so many is kept for evaluation
 FORMAT = '{"prompt": "...", "answer": "..."}'
@@ -104,7 +106,12 @@ class Problems(Task):
     ) -> None:
         trained = [read_line(*line) for line in lines]
         if held_out is None:
-            trained, kept = _split(name, trained)
+            trained, kept = split_by_hash(trained, lambda line: line.messages)
+            if not kept:
+                raise ValueError(
+                    f"{name} has {len(trained[:1])} different problems; two are the least, of which"
+                    " one is held out"
+                )
         else:
             kept = [read_line(*line) for line in held_out]
         if not trained or not kept:
@@ -198,20 +205,21 @@ class Problems(Task):
         return sha256(repr(content).encode(errors="replace")).hexdigest()[:12]
 
 
-def _split(name: str, lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """What is trained on, and what is held out; the same prompt is on one side."""
+def split_by_hash(
+    items: Sequence[Item], content: Callable[[Item], Any]
+) -> tuple[list[Item], list[Item]]:
+    """What is trained on, and what is held out: one different item in sixteen, at least one.
+
+    The hash of its content chooses an item, so its place in the file does not matter, and one that
+    comes twice is on one side both times. A single one is trained on, and nothing held out.
+    """
     hashes = [
-        md5(repr(line.messages).encode(errors="replace"), usedforsecurity=False).digest()
-        for line in lines
+        md5(repr(content(item)).encode(errors="replace"), usedforsecurity=False).digest()
+        for item in items
     ]
     different = sorted(set(hashes))
-    if len(different) < 2:
-        raise ValueError(
-            f"{name} has {len(different)} different problems; two are the least, of which one is"
-            " held out"
-        )
-    kept = set(different[: max(1, len(different) // HELD_OUT)])
-    sides: tuple[list[Line], list[Line]] = ([], [])
-    for line, digest in zip(lines, hashes):
-        sides[digest in kept].append(line)
+    kept = set(different[: max(1, len(different) // HELD_OUT)] if len(different) > 1 else [])
+    sides: tuple[list[Item], list[Item]] = ([], [])
+    for item, digest in zip(items, hashes):
+        sides[digest in kept].append(item)
     return sides

@@ -8,7 +8,6 @@ A line of a JSONL file is one or the other; a file whose name ends in `.txt` is 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import md5
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 from transformer.generation.chat import Message
 from transformer.generation.messages import check_messages, kind
 from transformer.model.files import read_jsonl, read_text
+from transformer.tasks.problems import split_by_hash
 from transformer.tasks.task import Task
 
-HELD_OUT = 16  # one chat in so many is not trained on
 FORMATS = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
 
 
@@ -117,20 +116,5 @@ def with_system(chats: Iterable[Chat], prompt: str | None) -> list[Chat]:
 
 
 def split(chats: Sequence[Chat]) -> tuple[list[Chat], list[Chat]]:
-    """What is trained on, and what is held out: one different chat in sixteen, at least one.
-
-    The hash of its content chooses a chat, so its place in the file does not matter, and a chat
-    that comes twice is on one side both times. A single chat is trained on, and nothing held out.
-    """
-    hashes = [_hash(chat) for chat in chats]
-    different = sorted(set(hashes))
-    kept = set(different[: max(1, len(different) // HELD_OUT)] if len(different) > 1 else [])
-    sides: tuple[list[Chat], list[Chat]] = ([], [])
-    for chat, digest in zip(chats, hashes):
-        sides[digest in kept].append(chat)
-    return sides
-
-
-def _hash(chat: Chat) -> bytes:
-    content = repr((chat.messages, chat.text, chat.tools))
-    return md5(content.encode(errors="replace"), usedforsecurity=False).digest()
+    """What is trained on, and what is held out, see `split_by_hash`."""
+    return split_by_hash(chats, lambda chat: (chat.messages, chat.text, chat.tools))
