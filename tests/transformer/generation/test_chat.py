@@ -42,20 +42,14 @@ CONVERSATIONS = {
         {"role": "user", "content": "What is 3+4?"},
         {"role": "assistant", "content": THOUGHT},
     ],
-    "not alternating": [
-        {"role": "user", "content": "One."},
-        {"role": "user", "content": "Two."},
-    ],
+    "not alternating": [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}],
     "parts": [
         {
             "role": "user",
             "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}],
         }
     ],
-    "tool": [
-        {"role": "user", "content": "Add."},
-        {"role": "tool", "content": '{"sum": "<7>"}'},
-    ],
+    "tool": [{"role": "user", "content": "Add."}, {"role": "tool", "content": '{"sum": "<7>"}'}],
 }
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "a & b <ü>"}}]
 

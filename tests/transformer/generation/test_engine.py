@@ -71,12 +71,7 @@ def hf_generate(oracle, prompts, **options):
     batch = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     output = oracle.generate(
-        batch,
-        attention_mask=mask,
-        do_sample=False,
-        max_new_tokens=30,
-        pad_token_id=pad,
-        **options,
+        batch, attention_mask=mask, do_sample=False, max_new_tokens=30, pad_token_id=pad, **options
     )
     return output[:, longest:].tolist()
 

@@ -8,11 +8,7 @@ import torch
 
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, PROMPTS
 from transformer.generation.engine import generate
-from transformer.generation.stats import (
-    Statistics,
-    token_bytes,
-    weight_bytes,
-)
+from transformer.generation.stats import Statistics, token_bytes, weight_bytes
 from transformer.model.decoder import Transformer
 
 

@@ -13,11 +13,7 @@ import torch.nn.functional as F
 
 from flash_versions.versions.tiles import wgmma
 from tests.transformer.kernels.test_gemm import assess
-from transformer.model.kernels.gemm.rmsnorm import (
-    fold,
-    norm_linear,
-    norm_swiglu,
-)
+from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

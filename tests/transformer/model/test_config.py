@@ -79,11 +79,7 @@ LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
 EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_size": 32}
 MIXED = replace(QWEN3, qk_norm=False, **{**EXPERTS, "expert_size": 80}, normed_routing=True)
 OLMO = replace(
-    QWEN3,
-    qk_norm=False,
-    norms_after=True,
-    qk_norm_of_all_heads=True,
-    rope=Rope(5e5, **YARN),
+    QWEN3, qk_norm=False, norms_after=True, qk_norm_of_all_heads=True, rope=Rope(5e5, **YARN)
 )
 ROPES = {
     "default": {"theta": 1e6},

@@ -190,10 +190,7 @@ DAMAGES = {
     "index empty": (_write(weights.INDEX, b"{}"), "has no weight_map"),
     "nothing": (_replace_weights("README.md"), "has neither model.safetensors nor"),
     "pickle": (_replace_weights("pytorch_model.bin"), "pytorch_model.bin, a pickle, which can run"),
-    "missing": (
-        _edit_tensors(lambda tensors: tensors.pop(NORM)),
-        rf"1 missing \({NORM}\)",
-    ),
+    "missing": (_edit_tensors(lambda tensors: tensors.pop(NORM)), rf"1 missing \({NORM}\)"),
     "unexpected": (
         _edit_tensors(
             lambda tensors: tensors.update({f"extra.{i}": torch.ones(1) for i in range(5)})

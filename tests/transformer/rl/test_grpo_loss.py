@@ -320,10 +320,7 @@ def test_bad_settings_are_refused_in_one_sentence(field, value, sentence):
             {"advantages": torch.zeros(2, 1)},
             r"advantages must have shape \(2,\), one for each row of logprobs, got \(2, 1\)",
         ),
-        (
-            {"loss": Loss(beta=0.1)},
-            "beta = 0.1 needs the reference's log-probabilities, got None",
-        ),
+        ({"loss": Loss(beta=0.1)}, "beta = 0.1 needs the reference's log-probabilities, got None"),
         (
             {"loss": Loss(importance_cap=2.0)},
             "importance_cap = 2.0 needs the sampler's log-probabilities, got None",

@@ -174,11 +174,7 @@ def test_the_best_is_remembered(tempted, tmp_path, monkeypatch):
 
     def trainer():
         made = make_trainer(tempted, steps=2, eval_every=1)
-        monkeypatch.setattr(
-            made,
-            "evaluate",
-            lambda: (evaluated(next(scores)), []),
-        )
+        monkeypatch.setattr(made, "evaluate", lambda: (evaluated(next(scores)), []))
         return made, Run(tmp_path / "run", made.settings)
 
     def interrupt(*_):

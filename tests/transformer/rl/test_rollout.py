@@ -18,14 +18,7 @@ from transformer.generation.sampling import Sampling, row_generators
 from transformer.rl.groups import groups_of
 from transformer.rl.loss import Loss, Totals, grpo_loss
 from transformer.rl.practice import Mix
-from transformer.rl.rollout import (
-    Policy,
-    Rollout,
-    collate,
-    completion_logprobs,
-    judged,
-    roll_out,
-)
+from transformer.rl.rollout import Policy, Rollout, collate, completion_logprobs, judged, roll_out
 from transformer.tasks.problems import Problems
 from transformer.tasks.skills import Add
 from transformer.tasks.task import Problem, worked

@@ -10,9 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.chat import encode_chat
-from transformer.tasks.phrases import (
-    REPLIES,
-)
+from transformer.tasks.phrases import REPLIES
 from transformer.tasks.skills import TASKS, Add, Subtract
 from transformer.tasks.task import Marks
 from transformer.training import byte_tokenizer, corpus

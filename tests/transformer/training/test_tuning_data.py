@@ -12,13 +12,7 @@ from transformer.generation.chat import Tokenizer, encode_chat
 from transformer.model.weights import find_checkpoint
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import Task
-from transformer.training.tuning.chats import (
-    Chat,
-    demonstrations,
-    read_chats,
-    split,
-    with_system,
-)
+from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Encoder, fitted
 
 SHIPPED = find_checkpoint("sloppy")
