@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.transformer.model.test_model import CONFIG as QWEN3
 from transformer.model.decoder import Config
 from transformer.model.families.family import FAMILIES
 from transformer.model.rope import BY_LENGTH, Rope, rotary_table, rotate
@@ -21,19 +22,6 @@ HF = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-
-QWEN3 = Config(
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=80,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=64,
-    tied_embeddings=True,
-    qk_norm=True,
-)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

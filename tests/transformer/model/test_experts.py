@@ -9,36 +9,11 @@ from torch import nn
 
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.helpers.models.family_checkpoints import attention
+from tests.transformer.model.test_model import CONFIG, make_model
 from transformer.model import experts
-from transformer.model.config import Config
-from transformer.model.decoder import Transformer
 from transformer.model.experts import MixtureOfExperts, grouped
 
-CONFIG = Config(
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=80,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=64,
-    qk_norm=True,
-    num_experts=5,
-    experts_per_token=2,
-    expert_size=24,
-    normed_routing=True,
-    dense_layers=(1,),
-)
-
-
-def make_model(dtype=torch.float64, **changes):
-    torch.manual_seed(0)
-    model = Transformer(replace(CONFIG, **changes), attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.to(dtype)
+MIXED = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24, "dense_layers": (1,)}
 
 
 def mixed(mixture: MixtureOfExperts, h: torch.Tensor) -> torch.Tensor:
@@ -63,7 +38,8 @@ def mixed(mixture: MixtureOfExperts, h: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "parts"])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 def test_values_and_gradients_are_those_of_the_definition(normed, bias):
-    model = make_model(normed_routing=normed, mlp_bias=bias)
+    config = replace(CONFIG, **MIXED, normed_routing=normed, mlp_bias=bias)
+    model = make_model(config, attention).requires_grad_(True)
     mixture = model.model.layers[0].mlp
     x = torch.randn(2, 7, 48, dtype=torch.float64, requires_grad=True)
     wanted = [x, *mixture.parameters()]
@@ -93,6 +69,3 @@ def test_the_grouped_product_of_torch_is_ours(monkeypatch, dtype, ends):
         errors = [(x - exact).abs().max().item() for x in (actual, plain)]
         rounding = torch.finfo(dtype).eps * exact.abs().max().item()
         assert Accuracy(*errors, rounding).ok, errors
-
-
-# On a GPU

@@ -1,6 +1,7 @@
 """The fused forward against the ordinary one: the same tokens, no second copy of the weights."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,25 +9,16 @@ import torch
 from torch import nn
 
 import flash_versions
+from tests.transformer.model.test_model import CONFIG
 from transformer.model import fused
 from transformer.model.cache import KVCache
-from transformer.model.config import Config
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.decode import gemv
 from transformer.model.layers import TORCH
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
 
-TINY = Config(
-    vocab_size=101,
-    hidden_size=48,
-    intermediate_size=72,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=64,
-)
+TINY = replace(CONFIG, vocab_size=101, tied_embeddings=False, qk_norm=False)
 FAMILIES = {
     "llama": {"rope": Rope(500000.0, "llama3", 8.0, 16, 1.0, 4.0), "mlp_bias": True},
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
@@ -47,7 +39,7 @@ def tiny(
     device: str, dtype: torch.dtype = torch.float32, kernels: str = "torch", **changed
 ) -> Transformer:
     """A model with weights that make sharp logits, so that a greedy token means something."""
-    config = Config(**{**{f: getattr(TINY, f) for f in TINY.__dataclass_fields__}, **changed})
+    config = replace(TINY, **changed)
     version = "sdpa" if device == "cpu" else "fa2"
     model = Transformer(config, partial(flash_versions.attention, version=version), kernels)
     for parameter in model.parameters():

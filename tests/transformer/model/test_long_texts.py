@@ -1,5 +1,7 @@
 """Rotary embeddings that depend on the length of a text: one length for a whole answer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,10 +11,9 @@ from tests.helpers.models.family_checkpoints import (
     attention,
     make_checkpoint,
 )
+from tests.transformer.model.test_model import CONFIG, make_model
 from transformer.generation.engine import GREEDY, Kept, generate
 from transformer.model.cache import KVCache
-from transformer.model.config import Config
-from transformer.model.decoder import Transformer
 from transformer.model.rope import Rope
 from transformer.model.weights import load_model
 from transformer.rl.rollout import roll_out
@@ -35,12 +36,7 @@ def model(request):
         partial_rotary_factor=0.5,
         **TYPES[request.param],
     )
-    sizes = [97, 48, 80, 2, 4, 2, 16, CONTEXT]
-    torch.manual_seed(0)
-    made = Transformer(Config(*sizes, rope=rope), attention)
-    for parameter in made.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
-    return made.double().requires_grad_(False)
+    return make_model(replace(CONFIG, max_positions=CONTEXT, rope=rope), attention)
 
 
 def make_tokens(length, batch=1):

@@ -5,14 +5,15 @@ Those that transformers makes are in test_families.py.
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.models.family_checkpoints import attention, make_checkpoint
+from tests.transformer.model import test_model
 from transformer.model import weights
-from transformer.model.decoder import Config, Transformer
 from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
 
 
@@ -32,27 +33,10 @@ def test_dtype_and_device_are_honoured(transformers, tmp_path):
 
 # --- saving
 
-CONFIG = Config(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    max_positions=256,
-    tied_embeddings=True,
-    qk_norm=True,
-)
 
-
-def make_model(config=CONFIG):
-    torch.manual_seed(0)
-    model = Transformer(config, attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+def make_model(**changes):
+    config = replace(test_model.CONFIG, vocab_size=512, hidden_size=64, **changes)
+    return test_model.make_model(config, attention, torch.float32)
 
 
 def test_default_is_bf16(tmp_path):
@@ -87,7 +71,7 @@ def test_a_failed_save_changes_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(weights, "save_file", half_written)
     with pytest.raises(OSError, match="no space left"):
-        save_model(make_model(Config(**{**vars(CONFIG), "num_layers": 1})), tmp_path)
+        save_model(make_model(num_layers=1), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
