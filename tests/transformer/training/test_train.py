@@ -1,7 +1,6 @@
 """Training: one step against transformers and torch, resuming to the bit, what a run leaves."""
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -39,9 +38,8 @@ def recipe(**changes):
     return Recipe(**{**fields, "learning_rate": 1e-3, "model": TINY, **changes})
 
 
-def run(folder, *, stop_before=None, workers=0, **changes):
-    """Train; as if killed before some step. The weights, and the log without its times."""
-    run = Training(recipe(**changes), folder, CPU)
+def train_until(run, stop_before, save_every):
+    """Train, as if killed before some step."""
     learn = run.learn
 
     def learn_or_die(batch):
@@ -51,7 +49,13 @@ def run(folder, *, stop_before=None, workers=0, **changes):
 
     run.learn = learn_or_die
     with contextlib.suppress(KeyboardInterrupt):
-        train.train(run, workers=workers, log_every=1, save_every=3, eval_every=0)
+        train.train(run, workers=0, log_every=1, save_every=save_every, eval_every=0)
+
+
+def run(folder, *, stop_before=None, **changes):
+    """Train for some steps. The weights, and the log without its times."""
+    run = Training(recipe(**changes), folder, CPU)
+    train_until(run, stop_before, save_every=3)
     records = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     timed = ("seconds", "tokens_per_second")
     return run.model.state_dict(), [
@@ -159,22 +163,6 @@ def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
         run(tmp_path, tasks="countdown")
 
 
-def _truncate(content):
-    return content[: len(content) // 2]
-
-
-def _without_step(content):
-    state = torch.load(io.BytesIO(content), weights_only=True)
-    del state["step"]
-    return _saved(state)
-
-
-def _saved(value):
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 def test_two_processes_do_not_train_one_checkpoint(tmp_path, capsys):
     with only_writer(tmp_path):
         assert train.main(arguments(tmp_path)) == 2
@@ -182,23 +170,24 @@ def test_two_processes_do_not_train_one_checkpoint(tmp_path, capsys):
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _truncate,
-        _without_step,
-        lambda content: b"",
-        lambda content: b"not a state",
-        lambda content: _saved([1, 2]),
-        lambda content: _saved({"recipe": {}}),
-        lambda content: _saved(Teacher()),
-    ],
-    ids=["truncated", "no step", "empty", "text", "list", "no recipe", "object"],
-)
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "no step": lambda path: torch.save(
+        {name: part for name, part in torch.load(path).items() if name != "step"}, path
+    ),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"not a state"),
+    "list": partial(torch.save, [1, 2]),
+    "no recipe": partial(torch.save, {"recipe": {}}),
+    "object": partial(torch.save, Teacher()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_state_is_refused_in_one_sentence(tmp_path, damage):
     run(tmp_path, stop_before=5)
     path = tmp_path / training.STATE
-    path.write_bytes(damage(path.read_bytes()))
+    damage(path)
     with pytest.raises(ValueError, match="training_state.pt is damaged; delete it to start again$"):
         Training(recipe(), tmp_path, CPU)
     path.unlink()

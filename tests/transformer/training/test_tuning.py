@@ -1,14 +1,13 @@
 """Training on data of one's own: a step against transformers, packing, resuming, the result."""
 
-import contextlib
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-from random import Random
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ import torch
 from torch.testing import assert_close
 
 from tests.helpers.models.family_checkpoints import make_checkpoint
+from tests.transformer.training.test_train import train_until
 from transformer import train
 from transformer.model import weights
 from transformer.model.weights import load_model
-from transformer.tasks.task import Task
 from transformer.training import byte_tokenizer
 from transformer.training.tuning.documents import Document
 from transformer.training.tuning.packing import Packing, pack
@@ -112,16 +111,7 @@ def test_packing_loses_nothing_and_fits():
 def run(folder, model, stop_before=None, **changes):
     """Train for some steps, as if killed before one; the weights."""
     tuning = Tuning(recipe(model, **changes), folder, CPU)
-    learn = tuning.learn
-
-    def learn_or_die(batch):
-        if tuning.step == stop_before:
-            raise KeyboardInterrupt
-        return learn(batch)
-
-    tuning.learn = learn_or_die
-    with contextlib.suppress(KeyboardInterrupt):
-        train.train(tuning, workers=0, log_every=1, save_every=2, eval_every=0)
+    train_until(tuning, stop_before, save_every=2)
     return dict(tuning.model.state_dict())
 
 
@@ -313,24 +303,9 @@ def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path,
     assert load_model(out).config == load_model(model).config
 
 
-class Double(Task):
-    """As on the page about GRPO."""
-
-    name = "double"
-
-    def arguments(self, rng: Random) -> tuple:
-        return (rng.randint(0, 999),)
-
-    def question(self, rng: Random, number: int) -> str:
-        return f"double {number}"
-
-    def answer(self, number: int) -> str:
-        return str(2 * number)
-
-
 def test_a_task_is_taught_by_its_demonstrations(tempted, tmp_path, capsys):
     out = tmp_path / "out"
-    task = f"--task {__name__}:Double --examples 32 --context 128 --system Double."
+    task = "--task tests.helpers.models.own_tasks:Own --examples 32 --context 128 --system Double."
     fixed = f"--model {tempted} --out {out} --device cpu --steps 1 --batch-tokens 256"
     assert train.main([*task.split(), *fixed.split()]) == 0
     assert "32 chats" in capsys.readouterr().err
@@ -371,14 +346,24 @@ def test_what_cannot_work_is_refused_in_a_sentence(tempted, chats, tmp_path, giv
 
 
 def test_a_model_that_would_not_learn_to_stop_is_noted(tempted, chats, tmp_path, capsys):
-    (tmp_path / "model").mkdir()
-    for path in tempted.iterdir():
-        (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "model/chat_template.jinja").write_text("{{ messages | map(attribute='content') }}")
+    shutil.copytree(tempted, tmp_path / "model")
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (tmp_path / "model/chat_template.jinja").write_text(template)
     assert train.main(argv(chats, tmp_path / "model", tmp_path / "out")) == 0
     assert "so the model does not learn to stop" in capsys.readouterr().err
+
+
+def train_in_two(argv, **options):
+    """The command in two processes."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [sys.executable, *torchrun, "-m", "transformer.train", *argv],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **options,
+    )
 
 
 @pytest.mark.slow
@@ -386,14 +371,7 @@ def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
     alone, both = tmp_path / "alone", tmp_path / "both"
     more = ("--lora-rank", "2", "--lr", "1e-2", "--seed", "1")
     assert train.main(argv(chats, tempted, alone, *more)) == 0
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, "-m", "transformer.train", *argv(chats, tempted, both, *more)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = train_in_two(argv(chats, tempted, both, *more))
     assert done.returncode == 0, done.stderr[-4000:]
     assert_close(
         dict(load_model(both).state_dict()),
@@ -406,14 +384,9 @@ def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
 @pytest.mark.slow
 def test_a_state_that_two_processes_cannot_write_is_named(tempted, chats, tmp_path):
     out = tmp_path / "out"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     limits = (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    done = subprocess.run(
-        [sys.executable, *torchrun, "-m", "transformer.train", *argv(chats, tempted, out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = train_in_two(
+        argv(chats, tempted, out),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
     )
     errors = [line for line in done.stderr.splitlines() if "error: " in line]

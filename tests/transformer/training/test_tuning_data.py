@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.models.tiny_grpo import Count
 from tests.helpers.models.tiny_model import END
 from tests.transformer.generation.test_chat import TEMPLATES, byte_backend
 from transformer.generation.chat import Tokenizer, encode_chat
 from transformer.model.weights import find_checkpoint
 from transformer.tasks.skills import TASKS
-from transformer.tasks.task import Task
 from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Encoder, fitted
 
@@ -326,19 +326,9 @@ class Wrong(type(TASKS["add"])):
         return "I do not know."
 
 
-class Mute(Task):
-    name = "mute"
-
-    def arguments(self, rng):
-        return (rng.randint(0, 999),)
-
-    def question(self, rng, number):
-        return f"say {number}"
-
-
 def test_a_task_that_cannot_be_taught_is_refused():
-    with pytest.raises(ValueError, match="task 'mute' shows no reply: give it a method `answer`"):
-        demonstrations(Mute(), 1, 0)
+    with pytest.raises(ValueError, match="task 'count' shows no reply: give it a method `answer`"):
+        demonstrations(Count(), 1, 0)
     with pytest.raises(ValueError, match="'add' does not accept its own demonstration 'I do not"):
         demonstrations(Wrong(), 1, 0)
 
