@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from tests.helpers.models.tiny_grpo import CPU, TINY, Seldom, options
+from tests.transformer.training.test_train import recipe
 from transformer import grpo
-from transformer.model.decoder import Config
 from transformer.rl.groups import describe
 from transformer.rl.recipes import Settings
 from transformer.rl.run import Run
@@ -23,12 +22,13 @@ from transformer.rl.trainer import Trainer, resolved
 from transformer.training.corpus import ChatBatch, Corpus, Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import World, connected, whole
-from transformer.training.run import Recipe, Training
+from transformer.training.run import Training
 
+SELDOM = "tests.helpers.models.tiny_grpo:Seldom"
 CASES = {
-    "plain": {"micro_batch": 3},
+    "plain": {},
     "all at once": {
-        "task": "tests.helpers.models.tiny_grpo:Seldom",
+        "task": SELDOM,
         "epochs": 2,
         "beta": 0.05,
         "scale": "batch",
@@ -37,28 +37,15 @@ CASES = {
         "dynamic_sampling": True,
         "replay": 0.5,
         "mask_truncated": True,
-        "micro_batch": 3,
     },
-    "replay": {
-        "task": "tests.helpers.models.tiny_grpo:Seldom",
-        "replay": 0.5,
-        "average": 1.0,
-        "micro_batch": 3,
-    },
-    "adapters": {
-        "lora_rank": 2,
-        "beta": 0.05,
-        "average": 1.0,
-        "checkpointing": True,
-        "micro_batch": 3,
-    },
+    "replay": {"task": SELDOM, "replay": 0.5, "average": 1.0},
+    "adapters": {"lora_rank": 2, "beta": 0.05, "average": 1.0, "checkpointing": True},
 }
 CHAINS = ("plain", "replay", "adapters")
 ROUNDED = {
-    "bfloat16": {"dtype": "bfloat16", "micro_batch": 3},
-    "bfloat16 adapters": {"dtype": "bfloat16", "micro_batch": 3, "lora_rank": 2},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 adapters": {"dtype": "bfloat16", "lora_rank": 2},
 }
-TAUGHT = Config(320, 32, 48, 2, 2, 1, 16, 1024, tied_embeddings=True, qk_norm=True)
 
 
 class Unlucky(Seldom):
@@ -73,7 +60,7 @@ class Unlucky(Seldom):
 def make(folder: Path, world: World, **changes) -> Trainer:
     # Adam divides by the gradient, so where that is all but 0 its rounding moves a weight: little,
     # where steps are small.
-    settings = Settings(**{"model": str(folder), **TINY, "lr": 3e-4, **changes})
+    settings = Settings(**{"model": str(folder), **TINY, "lr": 3e-4, "micro_batch": 3, **changes})
     return Trainer(resolved(settings, CPU, world), CPU, world)
 
 
@@ -115,11 +102,6 @@ def unequal(rank: int, row: int, given: float) -> float:
     return 0.0 if rank else given
 
 
-def recipe(**changes) -> Recipe:
-    fields = {"teacher": Teacher(), "seed": 3, "steps": 7, "batch_tokens": 1024}
-    return Recipe(**{**fields, "learning_rate": 1e-3, "model": TAUGHT, **changes})
-
-
 def study(training: Training, batches: list[ChatBatch]) -> dict:
     """Steps of supervised training."""
     found = [training.learn(batch) for batch in batches]
@@ -135,22 +117,16 @@ def lessons() -> list[ChatBatch]:
     return given
 
 
-def command(main, *argv) -> tuple[int, str]:
-    """A command of this process's rank: its exit code and what it says."""
+def command(*argv) -> str:
+    """What the command says in this process's rank."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        code = main([str(x) for x in argv])
-    if dist.is_initialized():  # it failed, and in a process of its own it would have ended
-        dist.destroy_process_group()
-    meet_again()
-    return code, said.getvalue()
-
-
-def meet_again() -> None:
-    """Let the ranks connect once more: torchrun's meeting place serves once."""
+        code = grpo.main([str(x) for x in argv])
+    assert code == 0, said.getvalue()
+    # The ranks connect once more, and torchrun's meeting place serves once.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    ports = os.environ["PORTS"].split()
-    os.environ["MASTER_PORT"], os.environ["PORTS"] = ports[0], " ".join(ports[1:])
+    os.environ["MASTER_PORT"] = os.environ["NEXT_PORT"]
+    return said.getvalue()
 
 
 def failure(world: World, folder: Path) -> str:
@@ -167,21 +143,18 @@ def main(folder: Path) -> None:
     model = folder / "model"
     found = {}
     found["command"] = command(
-        grpo.main,
         *options(model, steps=2, eval_every=1, eval_problems=8, average=1.0),
         "--out",
         folder / "command",
         "--save-every",
         1,
     )
-    found["refused"] = command(grpo.main, *options(model, prompts=3), "--out", folder / "refused")
-    found["wrong option"] = command(grpo.main, "--steps", "0")
     with connected(CPU) as world:
         for name, changes in CASES.items():
             trainer = make(model, world, **changes)
             found[name] = take(trainer, 3)
             found[name]["scores"] = trainer.evaluate()[0]
-        found["unequal"] = take(make(model, world, micro_batch=3), 2, unequal)
+        found["unequal"] = take(make(model, world), 2, unequal)
         for name, changes in ROUNDED.items():
             found[name] = take(make(model, world, **changes), 1)
         found["failure"] = failure(world, model)
