@@ -1,4 +1,4 @@
-"""Tasks as somebody might write them at first, each with a fault but `Own` and `Boxed`."""
+"""Tasks as somebody might write them at first, each with a fault but `Own`."""
 
 import re
 from random import Random
@@ -55,13 +55,6 @@ class Formless(Own):
 class Groupless(Own):
     name = "groupless"
     form = re.compile("6")
-
-
-class Boxed(Own):
-    """As a model from elsewhere may answer; it has no fault."""
-
-    name = "boxed"
-    form = re.compile(r".*\\boxed{(?P<answer>[^{}]+)}.*", re.DOTALL)
 
 
 class Mute(Own):
