@@ -22,13 +22,8 @@ from transformer.rl.run import METRICS, Run, read_metrics
 
 pytestmark = pytest.mark.xdist_group("grpo_run")  # the undisturbed run is made once
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
-LENGTH = {
-    "steps": 14,
-    "eval_every": 5,
-    "task": "tests.helpers.models.tiny_grpo:Seldom",
-    "warm_up": 5,
-    "replay": 0.5,
-}
+LENGTH = {"steps": 14, "eval_every": 5, "warm_up": 5, "replay": 0.5}
+LENGTH |= {"task": "tests.helpers.models.tiny_grpo:Seldom"}
 LENGTH |= {"average": 0.8}  # from the fourth step on: some are killed before, some behind
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 
@@ -250,7 +245,5 @@ def test_logs_are_cut_to_what_the_state_knows(tempted, tmp_path):
     assert again.load(trainer.device) is not None
     assert again.metrics() == [{"step": 1, "word": "Äpfel"}]
     again.log(METRICS, {"step": 2})
-    assert [json.loads(x)["step"] for x in (run.folder / METRICS).read_text().splitlines()] == [
-        1,
-        2,
-    ]
+    text = (run.folder / METRICS).read_text()
+    assert [json.loads(line)["step"] for line in text.splitlines()] == [1, 2]

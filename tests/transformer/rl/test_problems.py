@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from fractions import Fraction
 from random import Random
 
@@ -284,10 +285,7 @@ def test_a_prompt_that_leaves_no_room_is_told_before_the_first_step(tempted, fil
 
 
 def test_a_model_without_a_template_takes_plain_prompts_only(tempted, file, tmp_path):
-    (tmp_path / "model").mkdir()
-    for path in tempted.iterdir():
-        if path.suffix != ".jinja":
-            (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(tempted, tmp_path / "model", ignore=shutil.ignore_patterns("*.jinja"))
     make_trainer(tmp_path / "model", **own(file))
     with pytest.raises(ValueError, match="line 1: the prompt .* the model has no chat template"):
         make_trainer(tmp_path / "model", **own(file, system="Be brief."))

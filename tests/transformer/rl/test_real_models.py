@@ -9,11 +9,10 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.helpers.models.tiny_grpo import make_trainer, options
+from tests.helpers.models.tiny_grpo import Count, make_trainer, options
 from transformer import grpo
 from transformer.model.weights import load_model
 from transformer.rl.run import read_metrics
-from transformer.tasks.task import Marks, Task
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -34,19 +33,10 @@ SIZES = {
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-class Verbose(Task):
-    """A custom task: say much, in any form."""
+class Verbose(Count):
+    """Say much."""
 
     name = "verbose"
-
-    def arguments(self, rng: Random) -> tuple:
-        return (rng.randint(0, 999),)
-
-    def question(self, rng: Random, number: int) -> str:
-        return f"Tell me about {number}"
-
-    def marks(self, completion: str, *arguments) -> Marks:
-        return Marks(answer=self.reward(completion), form=1.0)
 
     def reward(self, completion: str, *arguments) -> float:
         return len(completion) / 10

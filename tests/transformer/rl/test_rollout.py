@@ -49,17 +49,18 @@ def rolled(policy, problems, samples=4, temperature=1.0, max_tokens=12, **option
     )
 
 
-def trained_logprobs(policy, rollouts, temperature):
+def trained_logprobs(policy, rollouts, temperature=1.0):
     """(B, T) log-probabilities and entropies by the trainer's forward pass, and the batch."""
     batch = collate(rollouts, CPU)
     with torch.no_grad():
-        found = completion_logprobs(
-            lambda tokens, wanted: policy.model(tokens, wanted=wanted),
-            batch,
-            policy.banned,
-            temperature,
-        )
-    return *found, batch
+        return *logprobs_of(policy, batch, temperature), batch
+
+
+def logprobs_of(policy, batch, temperature=1.0):
+    def forward(tokens, wanted):
+        return policy.model(tokens, wanted=wanted)
+
+    return completion_logprobs(forward, batch, policy.banned, temperature)
 
 
 # --- one distribution
@@ -111,9 +112,7 @@ def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
     logprobs, _, batch = trained_logprobs(policy, rollouts, 1.0)
     torch.testing.assert_close(logprobs, batch.sampler, rtol=0, atol=1e-5)
     parameter = policy.model.lm_head.weight
-    loss, _ = completion_logprobs(
-        lambda tokens, wanted: policy.model(tokens, wanted=wanted), batch, policy.banned, 1.0
-    )
+    loss, _ = logprobs_of(policy, batch)
     [gradient] = torch.autograd.grad(loss.sum(), parameter)
     assert (gradient[list(policy.banned)] == 0).all()
     assert (gradient[list(LETTERS)] != 0).any(1).all()
@@ -180,9 +179,7 @@ def test_what_fills_the_rows_changes_nothing(policy):
     assert filling.any()
     other = replace(batch, tokens=batch.tokens.masked_fill(filling, END))
     with torch.no_grad():
-        again = completion_logprobs(
-            lambda tokens, wanted: policy.model(tokens, wanted=wanted), other, policy.banned, 1.0
-        )
+        again = logprobs_of(policy, other)
     assert torch.equal(again[0], logprobs) and torch.equal(again[1], entropy)
     assert (logprobs[~batch.mask] == 0).all() and (entropy[~batch.mask] == 0).all()
     assert (entropy[batch.mask] > 0).all()

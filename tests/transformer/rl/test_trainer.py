@@ -120,19 +120,6 @@ def test_a_group_of_equal_rewards_is_skipped(tempted):
     assert_same(gradient, expected, 1e-5)
 
 
-def test_truncated_completions_are_masked_on_request(tempted):
-    def learned(**changes):
-        trainer = make_trainer(tempted, max_tokens=6, **changes)
-        rollouts = trainer.roll_out().rollouts
-        cut = sum(r.truncated for r in rollouts)
-        rewards = [row % 2 for row in range(len(rollouts))]
-        return trainer.learn(scored(rollouts, rewards))["learned"], cut, len(rollouts)
-
-    kept, cut, rows = learned()
-    assert kept == rows and 0 < cut < rows
-    assert learned(mask_truncated=True) == (rows - cut, cut, rows)
-
-
 # --- epochs, the reference, the sampler
 
 
