@@ -23,17 +23,10 @@ SAMPLINGS = {
 
 def answers(model, tokenizer, prompts=PROMPTS, sampling=GREEDY, max_tokens=40, **options):
     """Completions of each prompt, twice."""
-    options |= {"samples": 2, "eos": (END,), "logprobs": True}
-    generators = () if sampling.greedy else row_generators(3, 2 * len(prompts))
-    return generate(
-        model,
-        tokenizer,
-        prompts,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        generators=generators,
-        **options,
-    )
+    options = {"samples": 2, "eos": (END,), "logprobs": True} | options
+    if not sampling.greedy:
+        options["generators"] = row_generators(3, options["samples"] * len(prompts))
+    return generate(model, tokenizer, prompts, max_tokens=max_tokens, sampling=sampling, **options)
 
 
 def looking_every(monkeypatch, steps):

@@ -164,15 +164,9 @@ def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperat
     """Also if what the model likes best everywhere is banned: the rest shares its probability."""
 
     def answers(banned):
-        options = {
-            "max_tokens": 12,
-            "sampling": Sampling(temperature=temperature),
-            "banned": banned,
-        }
-        generators = row_generators(0, len(PROMPTS))
-        return generate(model, tokenizer, PROMPTS, generators=generators, logprobs=True, **options)[
-            0
-        ]
+        options = {"max_tokens": 12, "sampling": Sampling(temperature=temperature)}
+        options |= {"generators": row_generators(0, len(PROMPTS)), "banned": banned}
+        return generate(model, tokenizer, PROMPTS, logprobs=True, **options)[0]
 
     banned = sorted({token for c in answers([]) for token in c.tokens}) if ban else []
     for prompt, completion in zip(PROMPTS, answers(banned)):

@@ -204,18 +204,8 @@ def converse(command, monkeypatch, *lines, arguments=("--chat",)):
 
 
 def test_a_chat_remembers_and_forgets(command, model, tokenizer, monkeypatch):
-    code, out, err = converse(
-        command,
-        monkeypatch,
-        "hi",
-        "and?",
-        "/clear",
-        "",
-        "hi",
-        "/exit",
-        "never",
-        arguments=["--chat", "-m6"],
-    )
+    lines = ["hi", "and?", "/clear", "", "hi", "/exit", "never"]
+    code, out, err = converse(command, monkeypatch, *lines, arguments=["--chat", "-m6"])
     first = expected_answer(model, tokenizer, "hi", 6)
     history = [("user", "hi"), ("assistant", first), ("user", "and?")]
     tokens = [token for turn in history for token in byte_tokenizer.encode_turn(*turn)]

@@ -37,8 +37,9 @@ def test_numbers_are_those_of_transformers(exponents):
 def folders(tmp_path_factory):
     """The same model twice: experts in MXFP4, and in bf16."""
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
-    made, plain = tmp_path_factory.mktemp("mxfp4"), tmp_path_factory.mktemp("bf16")
-    save_model(load_model(_written(tmp_path_factory.mktemp("fp32")), attention), plain)
+    made, plain, first = map(tmp_path_factory.mktemp, ("mxfp4", "bf16", "fp32"))
+    make_checkpoint("gpt-oss", first)
+    save_model(load_model(first, attention), plain)
     tensors = load_file(plain / WEIGHTS)
     quantized = {}
     for number, (name, tensor) in enumerate(list(tensors.items())):
@@ -54,11 +55,6 @@ def folders(tmp_path_factory):
     save_file(tensors, plain / WEIGHTS)
     save_file(quantized, made / WEIGHTS)
     return made, plain
-
-
-def _written(folder):
-    make_checkpoint("gpt-oss", folder)
-    return folder
 
 
 def test_a_checkpoint_is_what_it_stands_for(folders):

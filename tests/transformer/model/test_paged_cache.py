@@ -7,19 +7,17 @@ import torch
 
 import flash_versions
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
+from tests.transformer.generation import test_decoding
+from tests.transformer.generation.test_decoding import LONG, SAMPLINGS
 from transformer.generation import batch
 from transformer.generation.batch import prefill
-from transformer.generation.engine import GREEDY, EngineOptions, generate
-from transformer.generation.sampling import Sampling, row_generators
+from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.weights import load_model
 
-LONG = list(range(CONTEXT - 6))  # leaves room for six tokens
-SAMPLINGS = {
-    "greedy": GREEDY,
-    "penalised": Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.3),
-}
+# Of many lengths.
+answers = partial(test_decoding.answers, max_tokens=30, samples=1, eos=(END, *range(20)))
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +66,6 @@ def test_the_kernels_follow_the_table(folder, model, device):
         expected.append(model(torch.tensor([[1], [2]]), rectangle)[:, -1])
     for ours, theirs in zip(found, expected):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
-
-
-def answers(model, tokenizer, prompts, sampling=GREEDY, max_tokens=30, **options):
-    generators = () if sampling.greedy else row_generators(3, len(prompts))
-    return generate(
-        model,
-        tokenizer,
-        prompts,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        generators=generators,
-        eos=(END, *range(20)),  # for answers of many lengths
-        logprobs=True,
-        **options,
-    )
 
 
 MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]

@@ -120,11 +120,13 @@ def _truncate(folder):
     (folder / "two.safetensors").write_bytes(content[:-100])
 
 
-def _edit_tensors(change):
+def _edit_tensors(changes):
+    """Others in the place of some; None removes one."""
+
     def edit(folder):
-        tensors = load_file(folder / "two.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "two.safetensors")
+        path = folder / "two.safetensors"
+        tensors = {**load_file(path), **changes}
+        save_file({name: x for name, x in tensors.items() if x is not None}, path)
 
     return edit
 
@@ -174,11 +176,9 @@ DAMAGES = {
     "index empty": (_write(weights.INDEX, b"{}"), "has no weight_map"),
     "nothing": (_replace_weights("README.md"), "has neither model.safetensors nor"),
     "pickle": (_replace_weights("pytorch_model.bin"), "pytorch_model.bin, a pickle, which can run"),
-    "missing": (_edit_tensors(lambda tensors: tensors.pop(NORM)), rf"1 missing \({NORM}\)"),
+    "missing": (_edit_tensors({NORM: None}), rf"1 missing \({NORM}\)"),
     "unexpected": (
-        _edit_tensors(
-            lambda tensors: tensors.update({f"extra.{i}": torch.ones(1) for i in range(5)})
-        ),
+        _edit_tensors({f"extra.{i}": torch.ones(1) for i in range(5)}),
         r"5 unexpected \(extra.0, extra.1, extra.2, ...\)",
     ),
     "layer missing": (
@@ -186,15 +186,15 @@ DAMAGES = {
         r"11 missing \(model.layers.2",
     ),
     "shape": (
-        _edit_tensors(lambda tensors: tensors.update({NORM: torch.ones(63)})),
+        _edit_tensors({NORM: torch.ones(63)}),
         rf"1 unusable \({NORM} is \[63\] instead of \[64\]\)",
     ),
     "quantized": (
-        _edit_tensors(lambda tensors: tensors.update({NORM: torch.ones(64, dtype=torch.int8)})),
+        _edit_tensors({NORM: torch.ones(64, dtype=torch.int8)}),
         f"{NORM} is I8 instead of one of F32, F16, BF16",
     ),
     "another head": (
-        _edit_tensors(lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)})),
+        _edit_tensors({"lm_head.weight": torch.ones(512, 64)}),
         r"1 unexpected \(lm_head.weight\)",
     ),
 }
@@ -215,7 +215,7 @@ def test_harmless_extras_are_accepted(folder):
     embedding = expected["model.embed_tokens.weight"]
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
     extras = {"lm_head.weight": embedding.clone(), frequencies: torch.ones(16)}
-    _edit_tensors(lambda tensors: tensors.update(extras))(folder)
+    _edit_tensors(extras)(folder)
     loaded = load_model(folder, attention).state_dict()
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)

@@ -292,9 +292,6 @@ def test_forgetting_everything(task, arguments, answer):
     assert worked == answer
 
 
-# Wording.
-
-
 # Batches.
 
 
