@@ -113,23 +113,14 @@ def test_qkv(device, dtype, batch, new, heads, kv_heads, head_dim, qk_norm):
     scale = 1 + 0.2 * random(width, dtype=dtype, device=device)
     of_heads = [1 + 0.2 * random(head_dim, dtype=dtype, device=device) for _ in range(2)]
     norms = [Norm(weight, 1e-6) if qk_norm else None for weight in of_heads]
+    options = {"norm": Norm(scale, EPS), "q_norm": norms[0], "k_norm": norms[1]}
     whole = random(2, 3, batch, capacity, kv_heads, head_dim, dtype=dtype, device=device)
     before = whole.clone()
     cache = whole.transpose(0, 1)[1]  # as in a cache of many layers; the halves are apart
     lengths = torch.randint(new, capacity + 1, (batch,), dtype=torch.int32, device=device)
     lengths[0] = capacity
     table = rotary_table(Rope(), head_dim, 32, x.device, dtype)
-    q = qkv(
-        x,
-        weight,
-        bias,
-        cache,
-        lengths,
-        table,
-        norm=Norm(scale, EPS),
-        q_norm=norms[0],
-        k_norm=norms[1],
-    )
+    q = qkv(x, weight, bias, cache, lengths, table, **options)
 
     slots = lengths[:, None] - new + torch.arange(new, device=device)
     row = torch.arange(batch, device=device)[:, None]

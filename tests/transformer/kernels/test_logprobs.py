@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.distributions import Categorical
 
 from tests.helpers.models.tiny_grpo import distance
 from transformer.generation.sampling import Sampling, process_logits
@@ -20,9 +21,7 @@ def test_logprobs_are_those_that_the_sampler_drew_from():
     drawn_from = process_logits(logits.flatten(0, 1), Sampling(temperature), None)
     exact = drawn_from.double().log_softmax(-1)
     assert distance(logprobs.flatten(), exact.gather(1, tokens.reshape(-1, 1))[:, 0]) < 1e-6
-    assert (
-        distance(entropy.flatten(), torch.distributions.Categorical(logits=exact).entropy()) < 1e-6
-    )
+    assert distance(entropy.flatten(), Categorical(logits=exact).entropy()) < 1e-6
 
 
 def test_tokens_that_cannot_be_sampled_leave_no_nan():
@@ -33,12 +32,7 @@ def test_tokens_that_cannot_be_sampled_leave_no_nan():
     tokens[0, 2] = 6  # a pad, outside the mask
     logprobs, entropy = token_logprobs(logits, tokens)
     assert logprobs[0, 2] == -math.inf
-    assert (
-        distance(
-            entropy, torch.distributions.Categorical(logits=logits.detach()[..., :5]).entropy()
-        )
-        < 1e-6
-    )
+    assert distance(entropy, Categorical(logits=logits.detach()[..., :5]).entropy()) < 1e-6
     kept = torch.ones(2, 3, dtype=torch.bool)
     kept[0, 2] = False
     logprobs.where(kept, 0).sum().backward()
@@ -81,7 +75,7 @@ def exact(logits, tokens, temperature, banned, grads):
     scaled = x / temperature
     if banned is not None:
         scaled = scaled.masked_fill(banned, -math.inf)
-    distribution = torch.distributions.Categorical(logits=scaled)
+    distribution = Categorical(logits=scaled)
     logprobs = distribution.logits.gather(1, tokens[:, None])[:, 0]
     (logprobs * grads.double()).sum().backward()
     return logprobs.detach(), torch.special.entr(distribution.probs).sum(-1).detach(), x.grad

@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flash_versions.versions.tiles import wgmma
-from tests.transformer.kernels.test_gemm import assess
+from tests.transformer.kernels.test_gemm import assess, on_hopper
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
@@ -188,12 +187,6 @@ def multiply(kernel, config, x, norm_weight, weight, up=None, bias=None):
     up = None if up is None else fold(norm_weight, up)
     kernel(x, fold(norm_weight, weight), y, EPS, up=up, bias=bias, config=config)
     return y
-
-
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
-    reason="needs a Hopper GPU",
-)
 
 
 @pytest.mark.gpu

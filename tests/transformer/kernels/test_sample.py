@@ -79,11 +79,12 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should_be(device):
         assert (tokens - shares * (size - 1)).abs().max() < 2
 
 
-def chosen(logits, number):
+def chosen(logits, number, banned=None):
     """The likeliest token, or the one that a number draws."""
     if number is None:
-        return likeliest(logits)
-    return draw(logits, torch.full(logits.shape[:1], number, dtype=torch.float64).to(logits.device))
+        return likeliest(logits, banned)
+    numbers = torch.full(logits.shape[:1], number, dtype=torch.float64, device=logits.device)
+    return draw(logits, numbers, 1.0, banned)
 
 
 @pytest.mark.parametrize("number", [None, 0.3])
@@ -94,13 +95,8 @@ def test_rows_may_lie_apart_and_tokens_may_be_banned(device, number):
     allowed = logits.masked_fill(banned, -math.inf)
     expected = chosen(allowed[:, -1].contiguous(), number)
     assert number is not None or torch.equal(expected[0], allowed[:, -1].argmax(-1))
-    given = [(allowed[:, -1], None), (logits[:, -1], banned)]
-    for rows, out in given:
-        found = (
-            likeliest(rows, out)
-            if number is None
-            else draw(rows, torch.full((2,), number, dtype=torch.float64, device=device), 1.0, out)
-        )
+    for rows, out in ((allowed[:, -1], None), (logits[:, -1], banned)):
+        found = chosen(rows, number, out)
         assert torch.equal(found[0], expected[0])
         torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-6)
         assert found[1].isfinite().all()

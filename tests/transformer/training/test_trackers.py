@@ -7,13 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers.models.tiny_grpo import options
+from tests.transformer.training.test_tuning import CHATS
 from transformer import train
 from transformer.rl.run import read_metrics
-
-CHATS = [
-    {"messages": [{"role": "user", "content": str(n)}, {"role": "assistant", "content": "yes"}]}
-    for n in range(40)
-]
 
 
 class FakeTracker:
