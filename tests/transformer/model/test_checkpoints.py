@@ -1,11 +1,9 @@
 """The models that ship: what they can do, and that every attention makes them say the same."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from flash_versions import attention
+from tests.helpers.models.tiny_model import sdpa
 from transformer.model.weights import CHECKPOINTS, load_model
 from transformer.training.evaluate import evaluate
 
@@ -14,7 +12,6 @@ SKILLS_OF_A_TEST = ["sums of three digits", "products", "sorting three numbers, 
 
 
 def sdpa_model(name):
-    sdpa = partial(attention, version="sdpa")
     return load_model(CHECKPOINTS / name, sdpa, dtype=torch.float32)
 
 

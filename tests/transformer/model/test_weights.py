@@ -17,12 +17,8 @@ from transformer.model import weights
 from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers")
-
-
-def test_dtype_and_device_are_honoured(transformers, tmp_path):
+def test_dtype_and_device_are_honoured(tmp_path):
+    pytest.importorskip("transformers")
     make_checkpoint("qwen 3", tmp_path)
     for dtype, expected in ((None, torch.float32), (torch.float16, torch.float16)):
         model = load_model(tmp_path, attention, dtype=dtype)
