@@ -186,14 +186,8 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
 def test_the_record_of_a_run(finished_run, tempted):
     assert json.loads((finished_run / "config.json").read_text())["model"] == str(tempted)
     lines = read_metrics(finished_run)
-    assert [line.get("step", f"evaluation {line.get('evaluation')}") for line in lines] == [
-        "evaluation 0",
-        1,
-        2,
-        "evaluation 2",
-        3,
-        "evaluation 3",
-    ]
+    kinds = [line.get("step", f"evaluation {line.get('evaluation')}") for line in lines]
+    assert kinds == ["evaluation 0", 1, 2, "evaluation 2", 3, "evaluation 3"]
     steps = [line for line in lines if "step" in line]
     for line in steps:
         assert line.keys() >= {"reward", "accuracy", "form", "length", "entropy", "skipped"}

@@ -48,8 +48,6 @@ RIGHT_NUMBERS = [
     "<think>perhaps 3</think>72",
     "3</think>It is 72",  # a template opened the thought
     "not 71, but 72",
-    "80-8=72",
-    "from 5-72",
     "It is 7.2e1.",
     *NESTED,
 ]
@@ -67,13 +65,9 @@ WRONG_NUMBERS = [
     "<answer>72 </answer><answer>71</answer>",
     "<think>72",  # the thought does not end
     "<think>72</think>",
-    "72/0",
     "0" * 200 + "72",  # too long for a number, and its end is none
-    "1.2.72",
     ".72",
     "72e1",
-    "72 million",
-    "2^72",
 ]
 
 

@@ -271,13 +271,8 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
-    changes = {
-        "beta": 0.01,
-        "dynamic_sampling": True,
-        "task": "tests.helpers.models.tiny_grpo:Seldom",
-        "warm_up": 3,
-    }
-    changes |= {"replay": replay, "average": 1.0}
+    changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
+    changes |= {"beta": 0.01, "warm_up": 3, "replay": replay, "average": 1.0}
     whole = make_trainer(tempted, **changes)
     expected = steps(whole, 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)

@@ -42,6 +42,7 @@ CASES = {
     "adapters": {"lora_rank": 2, "beta": 0.05, "average": 1.0, "checkpointing": True},
 }
 CHAINS = ("plain", "replay", "adapters")
+LENGTH = {"steps": 2, "eval_every": 1, "eval_problems": 8, "average": 1.0}  # of the command
 ROUNDED = {
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 adapters": {"dtype": "bfloat16", "lora_rank": 2},
@@ -142,13 +143,8 @@ def failure(world: World, folder: Path) -> str:
 def main(folder: Path) -> None:
     model = folder / "model"
     found = {}
-    found["command"] = command(
-        *options(model, steps=2, eval_every=1, eval_problems=8, average=1.0),
-        "--out",
-        folder / "command",
-        "--save-every",
-        1,
-    )
+    argv = options(model, **LENGTH)
+    found["command"] = command(*argv, "--out", folder / "command", "--save-every", 1)
     with connected(CPU) as world:
         for name, changes in CASES.items():
             trainer = make(model, world, **changes)

@@ -16,6 +16,7 @@ from tests.helpers.models.tiny_grpo import CPU, options
 from tests.transformer.training.parallel_worker import (
     CASES,
     CHAINS,
+    LENGTH,
     ROUNDED,
     lessons,
     make,
@@ -167,12 +168,8 @@ def test_an_error_of_one_rank_ends_both(ranks):
 def test_the_command_writes_once(folder, ranks, tmp_path):
     said = [found["command"] for found in ranks]
     assert "the curve:" in said[0] and said[1] == ""
-    argv = [
-        *options(folder / "model", steps=2, eval_every=1, eval_problems=8, average=1.0),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert grpo.main(argv) == 0
+    argv = options(folder / "model", **LENGTH)
+    assert grpo.main([*argv, "--out", str(tmp_path / "run")]) == 0
     ours, theirs = folder / "command", tmp_path / "run"
     assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
     assert (ours / "samples.jsonl").read_text() == (theirs / "samples.jsonl").read_text()
