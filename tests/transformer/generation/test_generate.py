@@ -255,13 +255,9 @@ def test_a_chat_reads_only_what_is_new(command, monkeypatch, options):
             code, out, err = converse(command, patch, *lines, arguments=["--chat", "-m4", *options])
         assert code == 0
         said.append(out)
-        reports.append(
-            [
-                list(map(int, re.findall(r"(\d+) tokens[,\s]", line)))
-                for line in err.splitlines()
-                if line.startswith("prompt ")
-            ]
-        )
+        counted = [line for line in err.splitlines() if line.startswith("prompt ")]
+        found = [re.findall(r"(\d+) tokens[,\s]", line) for line in counted]
+        reports.append([[*map(int, counts)] for counts in found])
     assert said[0] == said[1]
     kept, whole = reports
     assert [sum(counts) for counts in kept] == [sum(counts) for counts in whole]
