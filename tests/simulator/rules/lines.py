@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.simulator.rules.kernels import LIMIT, SIZES, WARPS, add, double, pair_of, plain
+from tests.simulator.rules.kernels import *
 """
 KERNEL = """
 

@@ -30,22 +30,26 @@ NAMES = {
     for i, (wrong, _, right) in enumerate(LINES)
     for kind, line in (("refused", wrong), ("fine", right))
 }
+FINE = {f"fine: {name}": name for name, rule in KERNELS.items() if "fine: " in rule.kernel.src}
 
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory):
-    """All kernels by name; those of single lines are in a file, as Triton reads their text."""
-    path = tmp_path_factory.mktemp("rules") / "kernels_of_lines.py"
+    """All kernels by name; those made here are in a file, as Triton reads their text."""
+    path = tmp_path_factory.mktemp("rules") / "made_kernels.py"
     made = [KERNEL.format(name=x, line=line.split(": ", 1)[1]) for line, x in NAMES.items()]
+    for name in FINE.values():
+        text = re.sub(r"\S.*fine: ", "", KERNELS[name].kernel.src)
+        made.append(f"\n\n@triton.jit\n{text}")
     path.write_text(HEAD + "".join(made))
-    spec = importlib.util.spec_from_file_location("kernels_of_lines", path)
+    spec = importlib.util.spec_from_file_location("made_kernels", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    of_lines = {}
+    found = {line: Rule(getattr(module, name), refused=False) for line, name in FINE.items()}
     for line, name in NAMES.items():
         kind, i = name.split("_")
-        of_lines[line] = Rule(getattr(module, name), kind == "refused", LINES[int(i)][1])
-    return KERNELS | of_lines
+        found[line] = Rule(getattr(module, name), kind == "refused", LINES[int(i)][1])
+    return KERNELS | found
 
 
 @cache
@@ -61,7 +65,7 @@ def first_line(kernel, source: str) -> int | None:
 
 
 def lines_to_blame(kernel) -> set[int]:
-    """The lines that end in `# here`, of a kernel and of those functions that it calls."""
+    """The lines with `# here`, of a kernel and of those functions that it calls."""
     called = [x for x in kernel.fn.__globals__.values() if isinstance(x, triton.JITFunction)]
     sources = {kernel.src, *(x.src for x in called if x.__name__ in kernel.fn.__code__.co_names)}
     return {
@@ -69,7 +73,7 @@ def lines_to_blame(kernel) -> set[int]:
         for source in sources
         if (start := first_line(kernel, source)) is not None
         for i, line in enumerate(source.splitlines())
-        if line.endswith("# here")
+        if "# here" in line
     }
 
 
@@ -115,7 +119,7 @@ def blamed(kernel, error: BaseException | None) -> range | None:
     return found
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *NAMES])
+@pytest.mark.parametrize("name", [*KERNELS, *FINE, *NAMES])
 def test_the_simulator_agrees_with_the_compiler(rules, name):
     rule = rules[name]
     arguments = [ARGUMENTS[x] for x in rule.kernel.arg_names]
