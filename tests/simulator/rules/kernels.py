@@ -100,44 +100,12 @@ def scalar_becomes_a_tile(x, out, n, BLOCK: tl.constexpr):
     tl.store(out, tl.sum(total, 0))
 
 
-@refused("acc")
-def fp32_becomes_fp16(half, out, n, BLOCK: tl.constexpr):
-    acc = tl.zeros([BLOCK], tl.float32)
-    for i in range(0, n, BLOCK):
-        values = tl.load(half + i + tl.arange(0, BLOCK))
-        acc = (acc + values).to(tl.float16)  # here, fine: acc = acc + values
-    tl.store(out + tl.arange(0, BLOCK), acc)
-
-
-@refused("count")
-def int_becomes_float(out, n):
-    count = 0  # fine: count = 0.0
-    for i in range(n):
-        count += 0.5  # here, fine: count += 1
-    tl.store(out, count)
-
-
 @refused("offset")
 def int32_becomes_int64(x, out, n):
     offset = 0  # fine: offset = tl.program_id(0).to(tl.int64)
     for i in range(n):
         offset += tl.program_id(0).to(tl.int64) * n  # here, fine: offset += tl.program_id(0) * n
     tl.store(out, tl.load(x + offset))
-
-
-@refused("best")
-def vector_becomes_a_row(x, out, n, BLOCK: tl.constexpr):
-    best = tl.load(x + tl.arange(0, BLOCK))
-    for i in range(n):
-        best = tl.maximum(best, best[None, :])  # here
-    tl.store(out + tl.arange(0, BLOCK), best)
-
-
-@refused("x")
-def pointer_becomes_pointers(x, out, n, BLOCK: tl.constexpr):
-    for i in range(n):
-        x = x + tl.arange(0, BLOCK)  # here, fine: x += BLOCK
-    tl.store(out, n)
 
 
 @refused("best")
@@ -162,22 +130,6 @@ def tuple_changes_type(x, out, n):
     for i in range(n):
         pair = (pair[0], i)  # here, fine: pair = (pair[1], pair[0] + tl.load(x + i))
     tl.store(out, pair[0])
-
-
-@refused("i")
-def while_changes_a_type(out, n):
-    i = 0
-    while i < n and i < 50:
-        i = i + 1.5  # here, fine: i = i + 1
-    tl.store(out, i)
-
-
-@refused("total")
-def loop_that_runs_never(x, out, n, BLOCK: tl.constexpr):
-    total = 0.0
-    for i in range(n, n):
-        total = total + tl.arange(0, BLOCK)  # here
-    tl.store(out, n)
 
 
 @refused("low")
@@ -282,49 +234,10 @@ def for_with_else(out, n):
 
 
 @refused()
-def range_of_a_float(x, out, n, BLOCK: tl.constexpr):
-    for i in range(n / BLOCK):  # here, fine: for i in tl.range(n // BLOCK, num_stages=2):
-        for k in range(3, 0, -1):
-            tl.store(out + i, tl.load(x + i * k))
-
-
-@refused()
-def range_of_a_tile(x, out, index, BLOCK: tl.constexpr):
-    end = tl.load(index + tl.arange(0, BLOCK))  # fine: end = tl.load(index + 5)
-    for i in range(end):  # here
-        i = i * 2
-        tl.store(out + i, tl.load(x + i))
-
-
-@refused("n")
-def static_range_at_run_time(x, out, n, BLOCK: tl.constexpr):
-    for i in tl.static_range(n):  # here, fine: for i in tl.static_range(0, BLOCK, 4):
-        tl.store(out + i, i)  # fine: tl.store(out + i + tl.arange(0, i + 4 - i), i)
-
-
-@refused()
-def for_over_a_list(out):
-    for i in [1, 2, 3]:  # here
-        tl.store(out + i, i)
-
-
-@refused()
 def for_over_a_name(x, out):
     pointers = (x, out)
     for pointer in pointers:  # here, fine: for i in tl.static_range(len(pointers)):
         tl.store(pointer, 1)  # fine: tl.store(pointers[i], i)
-
-
-@refused("enumerate")
-def for_over_enumerate(x, out):
-    for i, pointer in enumerate((x, out)):  # here
-        tl.store(pointer, i)
-
-
-@refused("zip")
-def for_over_zip(x, out):
-    for a, b in zip((x, out), (out, x)):  # here
-        tl.store(a, tl.load(b))
 
 
 @refused("append")
@@ -353,27 +266,6 @@ def branches_bind_other_types(x, out, n):
     else:
         value = 0  # here, fine: value = 0.0
     tl.store(out, value)
-
-
-@refused("value")
-def branch_changes_a_type(x, out, n, BLOCK: tl.constexpr):
-    value = 0.0
-    if n < 0:  # fine: if BLOCK > 8:
-        value = tl.load(x + tl.arange(0, BLOCK))  # here
-    tl.store(out, n)  # fine: tl.store(out + tl.arange(0, BLOCK), value)
-
-
-@refused()
-def condition_is_a_tile(x, out, BLOCK: tl.constexpr):
-    values = tl.load(x + tl.arange(0, BLOCK))
-    if values > 0:  # here, fine: if tl.max(values, 0) > 0:
-        tl.store(out, 1.0)
-
-
-@refused()
-def condition_is_a_constant_float(out, BLOCK: tl.constexpr):
-    if BLOCK / 2:  # here, fine: if BLOCK // 2:
-        tl.store(out, 1.0)
 
 
 @refused(before=(3, 9))
@@ -410,46 +302,7 @@ def elif_chain_with_a_gap(x, out, n):
     tl.store(out, third)
 
 
-@refused("missing")
-def branch_not_taken(out, n, DEBUG: tl.constexpr):
-    if n < 0:  # fine: if DEBUG:
-        tl.store(out, missing)  # here
-
-
-@refused("exponential")
-def unknown_function_not_reached(x, out, n):
-    while n < 0:
-        n += tl.exponential(n)  # here
-    tl.store(out, n)
-
-
-@refused()
-def shapes_not_reached(x, out, n, BLOCK: tl.constexpr):
-    if n > 1000:  # fine: if BLOCK > 1000:
-        tl.store(out + tl.arange(0, 16), tl.load(x + tl.arange(0, 32)))  # here
-
-
 # Sizes are known at compile time.
-
-
-@refused("size")
-def arange_of_an_assigned_constant(out, BLOCK: tl.constexpr):
-    size = BLOCK * 2  # fine: size: tl.constexpr = BLOCK * 2
-    tl.store(out + tl.arange(0, size), 1.0)  # here
-
-
-@refused("size")
-def arange_of_an_assigned_literal(out):
-    size = tl.constexpr(16)
-    tl.store(out + tl.arange(0, size), 1.0)  # here
-
-
-@refused("shape")
-def shape_is_assigned(x, out, BLOCK: tl.constexpr):
-    values = tl.load(x + tl.arange(0, BLOCK))
-    width = values.shape[0]
-    cols = tl.arange(0, width)  # here, fine: cols = tl.arange(0, values.shape[0])
-    tl.store(out + cols, values)
 
 
 @refused("half_size")
@@ -539,11 +392,6 @@ def helper_assigns_a_size(out, BLOCK: tl.constexpr):
     tl.store(out + widths(BLOCK), 1.0)
 
 
-@refused()
-def helper_is_given_a_tile_for_a_scalar(x, out, BLOCK: tl.constexpr):
-    tl.store(out, double(tl.load(x + tl.arange(0, BLOCK))))  # here
-
-
 # Statements.
 
 
@@ -553,22 +401,6 @@ def try_statement(x, out):
         tl.store(out, tl.load(x))
     except ValueError:
         pass
-
-
-@refused("function")
-def function_in_a_kernel(x, out):
-    def add(a):  # here
-        return a + 1
-
-    tl.store(out, add(tl.load(x)))
-
-
-@refused("class")
-def class_statement(out):
-    class Pair:  # here
-        pass
-
-    tl.store(out, 1.0)
 
 
 @refused("match")
