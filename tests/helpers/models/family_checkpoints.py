@@ -61,47 +61,53 @@ def longrope(head_dim, turned=1.0):
     return {**keys, "original_max_position_embeddings": LONGROPE_BEGINS}
 
 
-QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+TIED = {"tie_word_embeddings": True}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+SLIDING = {"sliding_window": WINDOW}
+WINDOWS = {"use_sliding_window": True, **SLIDING}
+QWEN_WINDOWS = {**WINDOWS, "max_window_layers": 2}
 PHI = {"hidden_size": 256, "initializer_range": 0.08}  # head_dim is 64, as in `longrope(64)`
 QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+ONE_HEAD = {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
 GEMMA = {
-    "head_dim": 256,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "sliding_window": WINDOW,
-    "query_pre_attn_scalar": 100,  # neither the head dim nor the default
-}
+    **ONE_HEAD,
+    **SLIDING,
+    "query_pre_attn_scalar": 100,
+}  # neither the head dim nor the default
+SMOLLM = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64}
+GRANITE = {  # the multiplier of attention is neither 1 nor the root of head_dim
+    "head_dim": 16, "embedding_multiplier": 3.0, "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7, "logits_scaling": 8.0,
+}  # fmt: skip
+GPT_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5}
+
+
+def ropes(full, sliding):
+    """Those of the layers that see everything, and of the others."""
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+
+
+OLMO_FULL = {**YARN, "attention_factor": 1.2, "rope_theta": 5e5}
+GEMMA_FULL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+
+
+def capped(attention, final):
+    return {"attn_logit_softcapping": attention, "final_logit_softcapping": final}
+
 
 # name -> (class of transformers, what differs from SIZES)
 CHECKPOINTS = {
     "llama 2": ("Llama", {"head_dim": 128, "num_key_value_heads": 4}),
-    "llama 3.2": ("Llama", {"head_dim": 64, "tie_word_embeddings": True, **rope(5e5, **LLAMA3)}),
-    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama 3.2": ("Llama", {"head_dim": 64, **TIED, **rope(5e5, **LLAMA3)}),
+    "llama with biases": ("Llama", BIASES),
     "llama, linear": ("Llama", rope(1e4, rope_type="linear", factor=3.0)),
-    "smollm 2": (
-        "Llama",
-        {
-            "hidden_size": 96,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 64,
-            "tie_word_embeddings": True,
-            **rope(1e5),
-        },
-    ),
+    "smollm 2": ("Llama", {**SMOLLM, **TIED, **rope(1e5)}),
     "smollm 3": ("SmolLM3", {"head_dim": 128, **rope(5e6)}),
     "smollm 3, windows": (
         "SmolLM3",
-        {
-            "no_rope_layers": [1, 0, 0, 1],
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
+        {"no_rope_layers": [1, 0, 0, 1], **WINDOWS, "tie_word_embeddings": False, **BIASES},
     ),
-    "qwen 2.5": ("Qwen2", {"tie_word_embeddings": True, **rope(1e6)}),
+    "qwen 2.5": ("Qwen2", {**TIED, **rope(1e6)}),
     "qwen 2.5, windows": ("Qwen2", {**QWEN_WINDOWS, **rope(1e6)}),
     "qwen 3": ("Qwen3", {"head_dim": 128, **rope(1e6)}),
     "qwen 3, windows": ("Qwen3", {"head_dim": 64, **QWEN_WINDOWS, **rope(1e6)}),
@@ -110,85 +116,34 @@ CHECKPOINTS = {
         "Qwen3",
         {"head_dim": 32, "max_position_embeddings": 64, **rope(1e4, **DYNAMIC)},
     ),
-    "phi 3": ("Phi3", {"hidden_size": 128, "sliding_window": WINDOW}),
+    "phi 3": ("Phi3", {"hidden_size": 128, **SLIDING}),
     "phi 3, longrope": ("Phi3", {**PHI, **longrope(64)}),
-    "phi 4 mini": (
-        "Phi3",
-        {**PHI, "tie_word_embeddings": True, **longrope(64, 0.75)},
-    ),
-    "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
+    "phi 4 mini": ("Phi3", {**PHI, **TIED, **longrope(64, 0.75)}),
+    "mistral": ("Mistral", {"head_dim": 128, **SLIDING}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
-    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": WINDOW}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, **SLIDING}),
     "qwen 3 moe": ("Qwen3Moe", {**QWEN_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
     "qwen 3 moe, mixed": (
         "Qwen3Moe",
-        {
-            **QWEN_EXPERTS,
-            "mlp_only_layers": [1],
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "attention_bias": True,
-        },
+        {**QWEN_EXPERTS, "mlp_only_layers": [1], **WINDOWS, "attention_bias": True},
     ),
-    "granite": (
-        "Granite",
-        {
-            "head_dim": 16,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.4,  # neither 1 nor the root of head_dim
-            "residual_multiplier": 0.7,
-            "logits_scaling": 8.0,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "granite": ("Granite", {**GRANITE, **BIASES, **TIED}),
     "olmo 2": ("Olmo2", {"rope_theta": 5e5, "attention_bias": True}),
     "olmo 3": (
         "Olmo3",
-        {
-            "sliding_window": WINDOW,
-            "rope_parameters": {
-                "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
-            },
-        },
+        {**SLIDING, **ropes(OLMO_FULL, {"rope_type": "default", "rope_theta": 5e5})},
     ),
     "gpt-oss": (
         "GptOss",
-        {
-            "head_dim": 64,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "sliding_window": WINDOW,
-            "swiglu_limit": 1.5,
-            **rope(1.5e5, **YARN, truncate=False),
-        },
+        {"head_dim": 64, **GPT_EXPERTS, **SLIDING, **rope(1.5e5, **YARN, truncate=False)},
     ),
-    "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
-    "gemma 2": (
-        "Gemma2",
-        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 1.5},
-    ),
-    "gemma 2, no softcaps": (
-        "Gemma2",
-        {
-            **GEMMA,
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "attention_bias": True,
-        },
-    ),
-    "gemma 3": (
+    "gemma": ("Gemma", ONE_HEAD),
+    "gemma 2": ("Gemma2", {**GEMMA, **capped(4.0, 1.5)}),
+    "gemma 2, no softcaps": ("Gemma2", {**GEMMA, **capped(None, None), "attention_bias": True}),
+    "gemma 3": (  # one full layer in six
         "Gemma3",
-        {
-            **GEMMA,
-            "num_hidden_layers": 7,  # one full layer in six
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
+        {**GEMMA, "num_hidden_layers": 7}
+        | ropes(GEMMA_FULL, {"rope_type": "default", "rope_theta": 1e4}),
     ),
 }
 
