@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from flash_versions import attention, masks
 from flash_versions.flash_attn import flash_attn_with_kvcache
 from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
-from flash_versions.versions.oracle.budget import assess
+from tests.helpers.kernels.budget import assert_within_budget
 
 HEADS, DIM, DIM_V, POSITIONS = 2, 24, 40, 64
 
@@ -191,11 +191,6 @@ def filled_cache(device, lengths, size=32, dtype=torch.float32):
             cache[b, length:] = float("nan")
         caches.append(cache)
     return caches
-
-
-def assert_within_budget(out, lse, q, k, v, **options):
-    for name, accuracy in assess(out, lse, q, k, v, **options).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 def test_decoding_equals_prefill(device):

@@ -44,13 +44,6 @@ RIGHT: dict[str, list[Right]] = {
                 at = first + tl.arange(0, BLOCK)
                 tl.store(y + at, tl.load(x + at, mask=at < length), mask=at < length)
         """)),
-        right("one program, a while loop", ("(triton.cdiv(len(x), 16),)", "(1,)"), (0, """
-            first = 0
-            while first < length:
-                at = first + tl.arange(0, BLOCK)
-                tl.store(y + at, tl.load(x + at, mask=at < length), mask=at < length)
-                first += BLOCK
-        """)),
         right("block pointers", (0, """
             first = tl.program_id(0) * BLOCK
             source = tl.make_block_ptr(x, (length,), (1,), (first,), (BLOCK,), (0,))
@@ -158,15 +151,6 @@ def move(x, y, row, column, rows, columns):
             pointers += BLOCK
             left -= BLOCK
         """)),
-        right("a row for each program, a scalar sum", '''
-@triton.jit
-def row_sum_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
-    total = 0.0
-    for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(x + tl.program_id(0) * columns + column, mask=column < columns, other=0.0))
-    tl.store(y + tl.program_id(0), total)
-''', ("(triton.cdiv(x.shape[0], 16),)", "(x.shape[0],)")),
         right("a reduction with a function", ("total += tl.sum(tile, 1)", "total = add(total, tl.reduce(tile, 1, add))"), '''
 @triton.jit
 def add(a, b):
@@ -182,19 +166,6 @@ def plus(a, b):
 def apply(total, tile, COMBINE: tl.constexpr):
     return COMBINE(total, tl.sum(tile, 1))
 '''),
-        right("the first block before the loop, a branch on a constant", ("    total = tl.zeros((BLOCK,), tl.float32)\n", """    total = tl.sum(load(x, row, tl.arange(0, BLOCK), rows, columns), 1)
-"""), ("range(0, columns, BLOCK)", "range(BLOCK, columns, BLOCK)"), (0, """
-            if BLOCK == 16:
-                tile = load(x, row, column, rows, columns)
-            else:
-                tile = tl.zeros((BLOCK, BLOCK), tl.float32)
-            total += tl.sum(tile, 1)
-        """), '''
-@triton.jit
-def load(x, row, column, rows, columns):
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    return tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0)
-'''),
     ],
     "row_softmax": [
         right("powers of 2, a reciprocal", (0, """
@@ -204,22 +175,6 @@ def load(x, row, column, rows, columns):
             total = tl.sum(p)
             tl.store(y + row * columns + column, p * (1.0 / tl.maximum(total, 1e-30)), mask=inside)
         """)),
-        right("where instead of other, helper functions", (0, """
-            inside = column < columns
-            s = tl.load(x + row * columns + column, mask=inside)
-            p = exponentials(tl.where(inside, s, float("-inf")))
-            total = tl.sum(p, 0)
-            if total > 0.0:
-                p = p / total
-            tl.store(y + row * columns + column, p, mask=inside)
-        """), '''
-@triton.jit
-def exponentials(s, NONE: tl.constexpr = float("-inf")):
-    largest = tl.max(s, 0)
-    if largest == NONE:
-        largest = 0.0
-    return tl.exp(s - largest)
-'''),
         right("four rows in a program", ("row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1]", "row_softmax_kernel[(triton.cdiv(x.shape[0], 4),)](x, y, *x.shape"), '''
 @triton.jit
 def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
@@ -529,23 +484,6 @@ def sees(i, j, queries, keys):
             tl.store(o + row * D + dim, tl.sum(tile, 0) / tl.where(total > 0.0, total, 1.0))
             tl.store(lse + row, pivot + tl.log(total))
         """)),
-        right("a loop unrolled by static_range", (0, """
-            m = float("-inf")
-            l = 0.0
-            acc = tl.zeros((D,), tl.float32)
-            for i in tl.static_range(SPLITS):
-                each = tl.load(lses + i * queries + row, mask=i < splits, other=float("-inf"))
-                new_m = tl.maximum(m, each)
-                pivot = tl.where(new_m == float("-inf"), 0.0, new_m)
-                alpha = tl.exp(m - pivot)
-                weight = tl.exp(each - pivot)
-                seen = dim < tl.where(weight > 0.0, D, 0)
-                acc = acc * alpha + weight * tl.load(parts + (i * queries + row) * D + dim, mask=seen, other=0.0)
-                l = l * alpha + weight
-                m = new_m
-            tl.store(o + row * D + dim, acc / tl.where(l == 0.0, 1.0, l))
-            tl.store(lse + row, m + tl.log(l))
-        """)),
     ],
     "delta": [
         right("a kernel that a function makes", '''
@@ -687,29 +625,6 @@ def ring_kernel(x, y, tiles):
 '''),
         right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
         right("the consumer counts down, sums of two kinds of tiles", ("    total = gl.zeros([64, 64], gl.float32, layout)\n    for i in range(tiles):\n        slot = i % 2\n", "    total = gl.full([64, 64], 0.0, gl.float32, layout)\n    for left in range(tiles, 0, -1):\n        i = tiles - left\n        slot = i & 1\n")),
-        right("an aggregate of slots and barriers", '''
-from flash_versions.versions.tiles.triton_compat import aggregate
-
-
-@aggregate
-class Ring:
-    slots: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def take(self, x, tile):
-        mbarrier.wait(self.empty.index(tile % 2), (tile // 2 + 1) & 1)
-        mbarrier.expect(self.full.index(tile % 2), x.block_type.nbytes)
-        load_tile(x, [tile * 64, 0], self.full.index(tile % 2), self.slots.index(tile % 2))
-
-
-@gluon.jit
-def produce(x, slots, full, empty, tiles):
-    both = Ring(slots, full, empty)
-    for i in range(tiles):
-        both.take(x, i)
-'''),
     ],
     "producer": [
         right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2] +", "[3] +"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),

@@ -10,28 +10,12 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.decode import host as HOST
 from flash_versions.versions.oracle.budget import assess_request
+from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import gpu
 from tests.simulator.gluon.orders import by_order, in_turn
 
 CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
-
-
-def in_pages(x, page_size, lengths):
-    """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
-    is NaN, and the entries of unused pages are those of no page.
-    """
-    batch, n = x.shape[:2]
-    of_each = -(-n // page_size)
-    pages = x.new_full((batch * of_each + 3, page_size, *x.shape[2:]), math.nan)
-    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
-    table = order[: batch * of_each].view(batch, of_each).int()
-    for b, length in enumerate(lengths):
-        for i in range(-(-length // page_size)):
-            part = x[b, i * page_size : min((i + 1) * page_size, length)]
-            pages[table[b, i], : len(part)] = part
-        table[b, -(-length // page_size) :] = -1
-    return pages, table
 
 
 def requests(

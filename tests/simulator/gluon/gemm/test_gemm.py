@@ -63,9 +63,6 @@ def test_every_switch(name, order):
     check(CONFIGS[name], 300, 200, 200, what="residual")
 
 
-FUSIONS = ["", "bias", "residual", "bias residual", "swiglu", "swiglu bias residual"]
-
-
 @in_turn("what ping_pong", [(what, bool(i % 2)) for i, what in enumerate(FUSIONS + FUSIONS[1:2])])
 def test_every_fusion(what, ping_pong, order):
     check(replace(SMALL, ping_pong=ping_pong), 200, 136, 200, what=what)
