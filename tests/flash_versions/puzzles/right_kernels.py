@@ -300,23 +300,9 @@ def step(q_tile, k, v, start, keys, scale, m, l, average, WHOLE: tl.constexpr):
     alpha = tl.exp(m - new_m)
     new_l = alpha * l + tl.sum(p, 1)
     return new_m, new_l, (average * (alpha * l)[:, None] + tl.dot(p, v_tile)) / new_l[:, None]
-
-
-@triton.jit
-def fa1_kernel(q, k, v, o, queries, keys, scale, D: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    address = row[:, None] * D + tl.arange(0, D)[None, :]
-    q_tile = tl.load(q + address, mask=(row < queries)[:, None], other=0.0)
-    m = tl.full([BLOCK], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK], tl.float32)
-    average = tl.zeros([BLOCK, D], tl.float32)
-    whole = keys // BLOCK * BLOCK
-    for start in range(0, whole, BLOCK):
-        m, l, average = step(q_tile, k, v, start, keys, scale, m, l, average, True)
-    if whole < keys:
-        m, l, average = step(q_tile, k, v, whole, keys, scale, m, l, average, WHOLE=False)
-    tl.store(o + address, average, mask=(row < queries)[:, None])
-'''),
+''', ("    for start in range(0, keys", "    whole = keys // BLOCK * BLOCK\n    for start in range(0, whole"),
+            (0, "m, l, average = step(q_tile, k, v, start, keys, scale, m, l, average, True)"),
+            ("    tl.store(o", "    if whole < keys:\n        m, l, average = step(q_tile, k, v, whole, keys, scale, m, l, average, WHOLE=False)\n    tl.store(o")),
         right("a named tuple as state", ("    for start in", "    state = State(m, l, average)\n    for start in"), (0, """
             k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)
             v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)

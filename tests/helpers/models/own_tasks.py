@@ -24,50 +24,16 @@ class Own(Task):
         return number == 4
 
 
-class Number(Own):
-    name = "number"
-
-    def answer(self, number: int) -> int:
-        return 6
+def other(name: str, **changes) -> type[Own]:
+    """`Own` with other methods or attributes."""
+    return type(name, (Own,), {"name": name.lower(), **changes})
 
 
-class Essay(Own):
-    name = "essay"
-
-    def answer(self, number: int) -> str:
-        return "m" * 41
-
-
-class Wrong(Own):
-    name = "wrong"
-
-    def right(self, answer: str, number: int) -> bool:
-        return answer == 6
-
-
-class Formless(Own):
-    name = "formless"
-
-    def demonstrate(self, rng: Random, *arguments, **dials) -> str:
-        return "6"
-
-
-class Groupless(Own):
-    name = "groupless"
-    form = re.compile("6")
-
-
-class Mute(Own):
-    name = "mute"
-
-    def question(self, rng: Random, number: int) -> int:
-        return 3
-
-
-class Few(Own):
-    """Two problems, neither of which the hash chooses."""
-
-    name = "few"
-
-    def held_out(self, number: int) -> bool:
-        return Task.held_out(self, number)
+Number = other("Number", answer=lambda self, number: 6)
+Essay = other("Essay", answer=lambda self, number: "m" * 41)
+Wrong = other("Wrong", right=lambda self, answer, number: answer == 6)
+Formless = other("Formless", demonstrate=lambda self, rng, *arguments, **dials: "6")
+Groupless = other("Groupless", form=re.compile("6"))
+Mute = other("Mute", question=lambda self, rng, number: 3)
+# Two problems, neither of which the hash chooses.
+Few = other("Few", held_out=Task.held_out)

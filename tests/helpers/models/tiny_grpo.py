@@ -79,25 +79,14 @@ class Raises(Count):
         raise KeyError("no such word")
 
 
-class Nan(Count):
-    name = "nan"
-
-    def reward(self, completion: str, *arguments) -> float:
-        return math.nan
+def other(name: str, **methods) -> type[Count]:
+    """`Count` with another method."""
+    return type(name, (Count,), {"name": name.lower(), **methods})
 
 
-class Nothing(Count):
-    name = "nothing"
-
-    def reward(self, completion: str, *arguments):
-        return None
-
-
-class Long(Count):
-    name = "long"
-
-    def question(self, rng: Random, length: int, number: int) -> str:
-        return "?" * 200
+Nan = other("Nan", reward=lambda self, completion, *arguments: math.nan)
+Nothing = other("Nothing", reward=lambda self, completion, *arguments: None)
+Long = other("Long", question=lambda self, rng, length, number: "?" * 200)
 
 
 class Hungry(Count):
