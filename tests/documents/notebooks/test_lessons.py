@@ -147,10 +147,7 @@ def test_films_have_a_picture_for_each_step(displayed, count, frames):
 
 @pytest.mark.parametrize(
     "steps, picture, words",
-    [
-        ([], draw, "no step"),
-        (range(2), lambda step: draw(step, width=2.0 + step), "one size"),
-    ],
+    [([], draw, "no step"), (range(2), lambda step: draw(step, width=2.0 + step), "one size")],
 )
 def test_films_that_cannot_be_shown_are_refused(displayed, steps, picture, words):
     """In a sentence, before anything is shown."""

@@ -16,13 +16,7 @@ from flash_versions.dispatch.replay import driver, keys
 from flash_versions.dispatch.replay.recording import note
 from flash_versions.versions.tiles import varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
-from tests.helpers.kernels.launches import (
-    LAUNCHERS,
-    STREAM,
-    TapeOf,
-    noted_launches,
-    on_a_gpu,
-)
+from tests.helpers.kernels.launches import LAUNCHERS, STREAM, TapeOf, noted_launches, on_a_gpu
 
 # The backwards that do more than to take memory and to launch kernels, by what they do.
 NOT_REPLAYED = {"lengths of a cache": "aten.clone"}

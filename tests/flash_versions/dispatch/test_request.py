@@ -8,12 +8,7 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.request import (
-    TENSORS,
-    Options,
-    Request,
-    make_request,
-)
+from flash_versions.dispatch.request import TENSORS, Options, Request, make_request
 
 ones = torch.ones
 BOUNDS = torch.tensor([0, 1, 4])

@@ -7,14 +7,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.versions.fa4.exp2 import COEFFICIENTS, DEGREES, mixed_exp2, polynomial_exp2
-from lessons.fit_exp2 import (
-    DTYPES,
-    chosen_degree,
-    evaluate,
-    measure,
-    rounded,
-    samples,
-)
+from lessons.fit_exp2 import DTYPES, chosen_degree, evaluate, measure, rounded, samples
 
 # Largest relative errors in fp32 for exponents from -126 to 8: what exp2.py and the documents say.
 BOUNDS = {2: 1.97e-3, 3: 1.02e-4, 4: 2.95e-6, 5: 2.0e-7}

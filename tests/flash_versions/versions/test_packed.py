@@ -10,11 +10,7 @@ from flash_versions.dispatch.launch import kinds_of
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
-from tests.flash_versions.versions.test_attention import (
-    by_backward,
-    by_dtype,
-    check,
-)
+from tests.flash_versions.versions.test_attention import by_backward, by_dtype, check
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
 # FA3 and FA4 leave packed sequences to FA2's kernels, but on a GPU.

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from flash_versions import VERSIONS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.forward import FEW_ROWS
-from tests.flash_versions.versions.test_attention import (
-    DTYPES,
-    LATER,
-    LAYOUTS,
-    by_version,
-    check,
-)
+from tests.flash_versions.versions.test_attention import DTYPES, LATER, LAYOUTS, by_version, check
 
 pytestmark = pytest.mark.slow
 settings.register_profile("quick", max_examples=15)

@@ -13,11 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fp8.quantize import dequantize, prepare
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES
-from tests.helpers.kernels.budget import (
-    assert_ok,
-    assert_within_budget,
-    random_inputs,
-)
+from tests.helpers.kernels.budget import assert_ok, assert_within_budget, random_inputs
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SERVED = [
@@ -215,8 +211,7 @@ def test_gathered_keys(where, queries, num_splits, device):
 
 
 @pytest.mark.parametrize(
-    ("version", "kind"),
-    [("auto", "16 bits"), ("auto", "8 bits, packed"), ("reference", "8 bits")],
+    ("version", "kind"), [("auto", "16 bits"), ("auto", "8 bits, packed"), ("reference", "8 bits")]
 )
 def test_only_a_gradient_is_refused(version, kind, device):
     """The forward gives what it gives without gradients."""

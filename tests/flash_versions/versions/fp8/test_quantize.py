@@ -10,12 +10,7 @@ import torch
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, DTYPES, SCALES, Fp8, Quantized
 from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
-from tests.helpers.kernels.quantized import (
-    blocks,
-    expected,
-    expected_bits,
-    limit_of_factors,
-)
+from tests.helpers.kernels.quantized import blocks, expected, expected_bits, limit_of_factors
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -123,9 +118,7 @@ def rotation(dim):
 
 
 @pytest.mark.parametrize(
-    "dim, dtype",
-    [(16, torch.bfloat16), (64, torch.float16), (256, torch.float32)],
-    ids=str,
+    "dim, dtype", [(16, torch.bfloat16), (64, torch.float16), (256, torch.float32)], ids=str
 )
 def test_rotation(device, dim, dtype):
     q, k, v = inputs(device, m=70, n=130, dim=dim, dim_v=64, dtype=dtype)

@@ -16,13 +16,7 @@ from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import (
-    BACKWARD,
-    check_gradients,
-    differentiate,
-    gpu,
-    qkv,
-)
+from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 FP16 = torch.float16

@@ -7,10 +7,7 @@ import pytest
 
 from flash_versions.simulator.errors import Deadlock
 from flash_versions.simulator.gluon import mbarrier
-from flash_versions.simulator.gluon.machine import (
-    run_grid,
-    warp_specialize,
-)
+from flash_versions.simulator.gluon.machine import run_grid, warp_specialize
 from flash_versions.simulator.state import here
 
 ONE = 1, 1, 1
