@@ -17,6 +17,7 @@ from flash_versions.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from flash_versions.versions.oracle.budget import assess, assess_request, compare
+from tests.helpers.kernels.budget import assert_ok
 
 OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic "
 OPTIONS += "return_attn_probs"
@@ -83,8 +84,7 @@ def packed(device):
 def assert_within_budget(result, q, k, v, **options):
     out, lse, nothing = result
     assert nothing is None
-    for name, accuracy in assess(out, lse, q, k, v, **options).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    assert_ok(assess(out, lse, q, k, v, **options))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -268,7 +268,7 @@ def test_each_sequence_by_itself(name, device):
             lse=lse.mT[i].mT[None], do=do[i][None], dlse=dlse.mT[i].mT[None],
             dq=dq[i][None], dk=dk[j][None], dv=dv[j][None],
         )  # fmt: skip
-        assert all(accuracy.ok for accuracy in found.values()), found
+        assert_ok(found)
 
 
 @pytest.mark.parametrize("chunk", [0, 5])
@@ -289,7 +289,7 @@ def test_used_keys_in_pages(chunk, device):
             own = [x[None] for x in kv[first : first + count].unbind(1)]
             seen = seen_of(own[0], q[i][None], chunk)
             found = compare(out[i][None], q[i][None], *own, **seen, lse=lse[None, :, i])
-            assert all(accuracy.ok for accuracy in found.values()), found
+            assert_ok(found)
 
 
 # ---- 8-bit inputs ----

@@ -13,6 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fp8.quantize import dequantize, prepare
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES
+from tests.flash_versions.versions.test_packed import bounds
 from tests.helpers.kernels.budget import assert_ok, assert_within_budget, random_inputs
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -124,10 +125,6 @@ def per_row(scale, x, name):
 # ---- 8-bit rows that are gathered: packed sequences, pages, padding on the left ----
 
 LENGTHS_Q, LENGTHS_K = [9, 0, 70, 3], [14, 5, 150, 1]
-
-
-def bounds(lengths, device):
-    return torch.tensor([0, *lengths], device=device).cumsum(0)
 
 
 def short_scales(*shape, device):
