@@ -5,7 +5,7 @@ import math
 import torch
 
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
-from flash_versions.dispatch.device import Properties
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.rebind import Function
 from flash_versions.versions.fa3.hopper import config as fa3_config
@@ -15,6 +15,7 @@ from flash_versions.versions.fa4.hopper import config as fa4_config
 from flash_versions.versions.fa4.hopper import host as fa4_host
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward as exact_forward
+from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
 
 VERSIONS = ["fa3", "fa4"]
@@ -25,6 +26,21 @@ CONFIGS = {"fa3": fa3_config, "fa4": fa4_config}
 def gpu(num_sms, capability=(9, 0)):
     """A GPU that is simulated."""
     return Properties(capability=capability, num_sms=num_sms)
+
+
+HOPPER = gpu(2)
+
+
+def taken(left_to_portable, of=HOPPER, **more):
+    """The cases whose tensors TMA can address, and that no other kernel computes."""
+    found = []
+    for case in CASES:
+        inputs, options = case.inputs(torch.float16, "cpu"), case.all_options("cpu") | more
+        with devices.assume(of):
+            if all(x.numel() for x in inputs):
+                left = left_to_portable(make_request(*inputs, **options))
+                found += [case] if left is None else []
+    return found
 
 
 class Watched(Function):

@@ -14,9 +14,8 @@ from flash_versions.versions.fa3.hopper.backward import host
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv
+from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 FP16 = torch.float16
@@ -35,14 +34,7 @@ SCHEDULES = {
 }
 
 
-def comes_to_hopper(case):
-    inputs, options = case.inputs(FP16, "cpu"), case.all_options("cpu")
-    request = in_vectors(make_request(*inputs, **options))
-    with devices.assume(gpu(2)):
-        return all(x.numel() for x in inputs) and BACKWARD.left_to_portable(request) is None
-
-
-@in_turn("case", filter(comes_to_hopper, CASES))
+@in_turn("case", taken(lambda x: BACKWARD.left_to_portable(in_vectors(x))))
 def test_every_case_that_it_takes(case, order):
     dtype = FP16 if case.causal else torch.bfloat16
     check_gradients(None, *case.inputs(dtype, "cpu"), **case.all_options("cpu"))

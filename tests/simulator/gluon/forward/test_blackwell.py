@@ -13,9 +13,8 @@ from flash_versions.versions.fa4.blackwell import config
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell.host import left_to_portable
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import Watched, gpu, qkv
+from tests.simulator.gluon.hopper import Watched, gpu, qkv, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 SMALL = config.BlackwellConfig(stages=4)
@@ -39,14 +38,7 @@ def check(schedule, *inputs, **options):
     assert_ok(assess_request(attend(request, schedule), request))
 
 
-def comes_to_blackwell(case):
-    inputs, options = case.inputs(FP16, "cpu"), case.all_options("cpu")
-    request = make_request(*inputs, **options)
-    with devices.assume(BLACKWELL):
-        return all(x.numel() for x in inputs) and left_to_portable(request) is None
-
-
-@in_turn("case", filter(comes_to_blackwell, CASES))
+@in_turn("case", taken(left_to_portable, BLACKWELL))
 def test_every_case_that_it_takes(case, order):
     inputs, options = case.inputs(FP16, "cpu"), case.all_options("cpu")
     schedule = config.default_config(make_request(*inputs, **options))

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
@@ -16,10 +15,9 @@ from flash_versions.versions.fa4.hopper import forward as fa4_kernel
 from flash_versions.versions.fp8.quantize import LARGEST_SCORE
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.quantized import prepare
-from tests.simulator.gluon.hopper import CONFIGS, HOSTS, Watched, gpu, small
+from tests.simulator.gluon.hopper import CONFIGS, HOSTS, Watched, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -60,15 +58,11 @@ def check(version, config, q, k, v, precision="fp8", **options):
     return found["o"]
 
 
-def comes_to_hopper(case):
-    inputs, options = case.inputs(torch.float16, "cpu"), case.all_options("cpu")
-    request = make_request(*inputs, precision="fp8", **options)
-    with devices.assume(gpu(2)):
-        reason = fp8_limits(request) or forward_fp8_hopper.left_to_portable(request)
-    return all(x.numel() for x in inputs) and reason is None
+def left(request):
+    return fp8_limits(request) or forward_fp8_hopper.left_to_portable(request)
 
 
-@in_turn("case", filter(comes_to_hopper, CASES))
+@in_turn("case", taken(left, precision="fp8"))
 def test_every_case_that_it_takes(case, order):
     inputs, options = case.inputs(torch.float16, "cpu"), case.all_options("cpu")
     for version in VERSIONS:

@@ -11,7 +11,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import varlen_scheduler
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import (
@@ -24,6 +23,7 @@ from tests.simulator.gluon.hopper import (
     gpu,
     qkv,
     small,
+    taken,
 )
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
@@ -37,15 +37,7 @@ def of_both(cases):
     return [(case, version) for version in VERSIONS for case in cases]
 
 
-def comes_to_hopper(case):
-    """Whether TMA can address a case's tensors, and no other kernel computes it."""
-    inputs, options = case.inputs(torch.bfloat16, "cpu"), case.all_options("cpu")
-    request = in_vectors(make_request(*inputs, **options))
-    with devices.assume(gpu(2)):
-        return all(x.numel() for x in inputs) and HOSTS["fa3"].left_to_portable(request) is None
-
-
-@in_turn("case version", of_both(filter(comes_to_hopper, CASES)))
+@in_turn("case version", of_both(taken(lambda x: HOSTS["fa3"].left_to_portable(in_vectors(x)))))
 def test_every_case_that_it_takes(case, version, order):
     dtype = FP16 if version == "fa3" else torch.bfloat16
     check(version, None, *case.inputs(dtype, "cpu"), **case.all_options("cpu"))
