@@ -2,6 +2,7 @@
 
 import ast
 from textwrap import dedent, indent
+from typing import NamedTuple
 
 from flash_versions.puzzles.puzzle import WRITTEN
 
@@ -9,6 +10,19 @@ from flash_versions.puzzles.puzzle import WRITTEN
 # lines), or a text of definitions: each takes the place of the one with its name; others, and
 # imports, come in front of the first function.
 Change = tuple[str, str] | tuple[int, str] | str
+
+
+class File(NamedTuple):
+    """The solution with changes. `about` says how a right file differs; of a wrong one it is an
+    expression that a good sentence matches, in either case, . with line ends, too.
+    """
+
+    about: str
+    changes: tuple[Change, ...]
+
+
+def file(about: str, *changes: Change) -> File:
+    return File(about, changes)
 
 
 def changed(solution: str, changes: tuple[Change, ...]) -> str:

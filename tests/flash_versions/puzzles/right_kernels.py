@@ -3,21 +3,8 @@
 Each is the solution with changes (changes.py), and compiles for sm_90.
 """
 
-from typing import NamedTuple
-
-from tests.flash_versions.puzzles.changes import Change
-
-
-class Right(NamedTuple):
-    """A right file, and in which way it differs from the solution."""
-
-    how: str
-    changes: tuple[Change, ...]
-
-
-def right(how: str, *changes: Change) -> Right:
-    return Right(how, changes)
-
+from tests.flash_versions.puzzles.changes import File
+from tests.flash_versions.puzzles.changes import file as right
 
 # The loop of FlashAttention 2 as several puzzles have it, and what is put in its place.
 LOOP = "    for start in range(0, keys, BLOCK):\n        key = start + tl.arange(0, BLOCK)\n"
@@ -37,7 +24,7 @@ NATURAL = (
     ("LOG2_E * ", ""),
 )  # powers of e instead of powers of 2
 
-RIGHT: dict[str, list[Right]] = {
+RIGHT: dict[str, list[File]] = {
     "copy": [
         right("programs that go on to further blocks", ("(triton.cdiv(len(x), 16),)", "(2,)"), (0, """
             for first in range(tl.program_id(0) * BLOCK, length, tl.num_programs(0) * BLOCK):

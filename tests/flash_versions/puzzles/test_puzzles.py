@@ -65,7 +65,7 @@ def test_stubs_are_files_to_fill_in(name, tmp_path):
 def test_other_ways_are_right(name, i, tmp_path, no_compiler):
     puzzle, right = PUZZLES[name], RIGHT[name][i]
     text = changed(puzzle.solution, right.changes)
-    assert check(puzzle, write(tmp_path, name, text)) is None, right.how
+    assert check(puzzle, write(tmp_path, name, text)) is None, right.about
 
 
 @pytest.mark.slow
@@ -76,10 +76,10 @@ def test_wrong_solutions_are_refused_and_most_causes_named(tmp_path, no_compiler
         for i, wrong in enumerate(found):
             file = write(tmp_path, name, changed(PUZZLES[name].solution, wrong.changes))
             said = check(PUZZLES[name], file)
-            if said and re.search(wrong.cause, said, re.I | re.S):
+            if said and re.search(wrong.about, said, re.I | re.S):
                 named += 1
             else:
-                (missed if said else accepted).append((name, i, wrong.cause, said))
+                (missed if said else accepted).append((name, i, wrong.about, said))
     assert all("layout" in cause for _, _, cause, _ in accepted), accepted
     assert named >= NAMED * sum(map(len, WRONG.values())), missed
 
@@ -88,7 +88,7 @@ def test_wrong_solutions_are_refused_and_most_causes_named(tmp_path, no_compiler
 def test_a_wrong_solution_is_explained(name, tmp_path, no_compiler):
     puzzle, wrong = PUZZLES[name], WRONG[name][0]
     said = check(puzzle, write(tmp_path, name, changed(puzzle.solution, wrong.changes)))
-    assert said and re.search(wrong.cause, said, re.I | re.S), said
+    assert said and re.search(wrong.about, said, re.I | re.S), said
 
 
 def test_a_forgotten_return_is_named(tmp_path):
@@ -99,7 +99,7 @@ def test_a_forgotten_return_is_named(tmp_path):
 
 def test_the_compiler_has_the_last_word(tmp_path):
     """A layout that does not fit, which the simulator does not look at."""
-    [wrong] = [x for x in WRONG["ring"] if x.cause == "layout"]
+    [wrong] = [x for x in WRONG["ring"] if x.about == "layout"]
     text = changed(PUZZLES["ring"].solution, wrong.changes)
     said = check(PUZZLES["ring"], write(tmp_path, "ring", text))
     assert said and "Triton's compiler refuses it for sm_90" in said, said

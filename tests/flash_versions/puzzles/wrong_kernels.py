@@ -3,24 +3,8 @@
 Each is the solution with changes (changes.py).
 """
 
-from typing import NamedTuple
-
-from tests.flash_versions.puzzles.changes import Change
-
-
-class Wrong(NamedTuple):
-    """A wrong solution.
-
-    `cause` is an expression that a good sentence matches, in either case, . with line ends, too.
-    """
-
-    cause: str
-    changes: tuple[Change, ...]
-
-
-def wrong(cause: str, *changes: Change) -> Wrong:
-    return Wrong(cause, changes)
-
+from tests.flash_versions.puzzles.changes import File
+from tests.flash_versions.puzzles.changes import file as wrong
 
 OUTSIDE = r"(load|store).*(goes to element|past the end|behind the end|outside)"
 NEVER = r"never stored"
@@ -42,7 +26,7 @@ AGAIN = r"without waiting|still (reads|read)|(filled|written|overwritten) (again
 MORE = r"counts 1\b.*(two|both|several|2 partitions)|(two|both|several|2) \w+ arrive|more arrivals than"
 IN_FLIGHT = r"in flight|still (reads|read)|not done|is done"
 
-WRONG: dict[str, list[Wrong]] = {
+WRONG: dict[str, list[File]] = {
     "copy": [
         wrong(OUTSIDE, ("mask=inside), mask=inside)", "mask=inside))")),
         wrong(OUTSIDE, ("tl.load(x + index, mask=inside)", "tl.load(x + index)")),
