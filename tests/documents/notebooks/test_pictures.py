@@ -139,9 +139,6 @@ def test_a_walk_does_every_tile_once_and_no_two_at_once(scheduler, section):
         assert all(end == start for (_, end), (start, _) in zip(mine, mine[1:]))
 
 
-# Counted traffic
-
-
 # The simulator
 
 

@@ -229,7 +229,6 @@ def test_the_finest_scale_is_the_precision():
 
 
 def test_numpy_numbers_are_numbers():
-
     given = arguments()
     o = attention(**given, window=(np.int64(1), np.int32(0)), num_splits=np.int64(1))
     assert torch.equal(o, attention(**given, window=(1, 0), num_splits=1))
