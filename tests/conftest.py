@@ -21,7 +21,6 @@ if gpus := os.environ.get("GPUS"):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from flash_versions.dispatch.replay import graphs, keys, script  # noqa: E402
 from flash_versions.versions import fa3, fa4  # noqa: E402
 from tests.helpers.kernels.overflow import check_overflow  # noqa: E402
 
@@ -110,16 +109,10 @@ def poisoned_memory(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_decided(monkeypatch):
-    """Plans, and calls that were kept, under the patches of other tests; and the memory
-    and the graphs that these calls share.
-    """
-    for version in (fa3, fa4):
-        monkeypatch.setattr(version, "plans", {})
-    monkeypatch.setattr(keys, "known", {})
-    monkeypatch.setattr(keys, "seen", {})
-    monkeypatch.setattr(script, "scratch", {})
-    monkeypatch.setattr(graphs, "pools", {})
+def nothing_planned(monkeypatch):
+    """A plan that was made under the patches of another test."""
+    for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
+        monkeypatch.setattr(chosen, "plans", {})
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton import knobs
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
-
-from flash_versions.dispatch.replay.driver import has_hooks
-from flash_versions.dispatch.replay.recording import note
 
 
 class Launcher:
@@ -81,19 +79,9 @@ class Launcher:
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **self.options
         )
-        note(compiled, (*grid, 1, 1)[:3], (*arguments, *values))
         if compiled is not None:  # a simulated kernel has no compiled form
             self.compiled[key] = compiled
         return compiled
-
-    def launch(self, plan: "Plan", grid: tuple[int, ...], arguments: tuple) -> None:
-        """Launch the kernel as planned, on arguments as `__call__` takes them."""
-        key = tuple(kinds_of([arguments[i] for i in self.given]))
-        compiled = plan.compiled.get(key)
-        if compiled is None:
-            plan.compiled[key] = self(grid, arguments, plan.constants)
-        else:
-            start(compiled, grid, (*arguments, *plan.values))
 
 
 def kinds_of(arguments: Iterable[Any]) -> list:
@@ -126,12 +114,17 @@ def kinds_of(arguments: Iterable[Any]) -> list:
     return found
 
 
+def has_hooks() -> bool:
+    """Whether a hook of Triton is set, such as a profiler's, which is called at each launch."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))  # chains, or one
+
+
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Launch a compiled form that was launched before: compiled[grid](*arguments), but it skips the
     hook calls if no hook is set, such as a profiler's.
     """
     x, y, z = (*grid, 1, 1)[:3]
-    note(compiled, (x, y, z), arguments)
     if has_hooks():
         compiled[x, y, z](*arguments)
         return
@@ -145,13 +138,32 @@ class Plan:
     """What a class of requests has in common: everything that a kernel is compiled for.
 
     Attributes:
+        launcher: of the kernel.
         config: the switches of the kernel.
         constants: the tl.constexpr parameters, in order; `values` without their names.
         boxes: how tensors are cut into boxes (`tma.Box`); what they are, the kernel's host says.
-        compiled: the forms of the kernel, by the kinds of its other arguments.
+        forms: the compiled forms of the kernel, by the kinds of its `Launcher.given` arguments.
     """
 
-    def __init__(self, config: Any, constants: dict[str, Any], boxes: tuple = ()) -> None:
-        self.config, self.constants, self.boxes = config, constants, boxes
+    def __init__(
+        self, launcher: Launcher, config: Any, constants: dict[str, Any], boxes: tuple = ()
+    ) -> None:
+        self.launcher, self.config, self.constants, self.boxes = launcher, config, constants, boxes
         self.values = tuple(constants.values())
-        self.compiled: dict[tuple, Any] = {}
+        self.forms: dict[tuple, Any] = {}
+
+    def absent(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What stands for a tensor that a request does not have: any, x, as long as Triton needs a
+        type for it, then nothing, which a launch need not look at.
+        """
+        return None if self.forms.get(()) else x
+
+    def launch(self, grid: tuple[int, ...], arguments: tuple) -> None:
+        """Launch the kernel on arguments as `Launcher.__call__` takes them."""
+        given = self.launcher.given
+        key = tuple(kinds_of([arguments[i] for i in given])) if given else ()
+        form = self.forms.get(key)
+        if form is None:
+            self.forms[key] = self.launcher(grid, arguments, self.constants)
+        else:
+            start(form, grid, (*arguments, *self.values))

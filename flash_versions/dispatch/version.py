@@ -21,16 +21,31 @@ Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.T
 class Chosen:
     """A forward, or a backward, of several kernels.
 
-    `choose(request)` returns the one that computes the request. It takes the same arguments and
-    gives the same results.
+    Args:
+        choose: `choose(request)` returns the one that computes the request. It takes the same
+            arguments and gives the same results.
+        more: of a request of a known kind (`Version.kind_of`), what `choose` looks at beside the
+            kind; None: it is asked anew.
     """
 
-    def __init__(self, choose: Callable[[Request], Callable]) -> None:
-        self.choose = choose
+    def __init__(
+        self, choose: Callable[[Request], Callable], more: Callable[[Request], tuple | None]
+    ) -> None:
+        self.choose, self.more = choose, more
+        self.plans: dict[tuple, Callable] = {}
+
+    def find(self, request: Request, kind: tuple | None = None) -> Callable:
+        """What is chosen for a request; once for all of a kind."""
+        if kind is None or (more := self.more(request)) is None:
+            return self.choose(request)
+        plan = self.plans.get(kind + more)
+        if plan is None:
+            plan = self.plans[kind + more] = self.choose(request)
+        return plan
 
     def __call__(self, request: Request, *given: Any) -> Any:
         """What is chosen, called."""
-        return self.choose(request)(request, *given)
+        return self.find(request)(request, *given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +68,9 @@ class Version:
             dsink None without a sink; dlse may be None. None for a baseline, which autograd
             differentiates.
         num_statistics: first dimension of statistics.
+        kind_of: `kind_of(request)` returns all of a request that decides which kernels serve it,
+            and all that they are compiled for; None: it is asked anew for each request. Not the
+            lengths: requests of one kind have one plan.
         variants: the forward with one thing changed, by name: what the ablation measures.
         backward_variants: the same of the backward.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
@@ -70,6 +88,7 @@ class Version:
     limits: Callable[[Request], str | None]
     backward: Backward | None = None
     num_statistics: int = 0
+    kind_of: Callable[[Request], tuple | None] = lambda request: None
     variants: Mapping[str, Forward] = field(default_factory=dict)
     backward_variants: Mapping[str, Backward] = field(default_factory=dict)
     forward_quantized: ForwardQuantized | None = None

@@ -1,285 +1,58 @@
-"""A call of attention: an operator serves it, or a node of autograd, or kernels alone.
-
-An operator costs tens of microseconds on the host, as much as launching the kernels. So a
-call on plain tensors that needs no operator runs the same code without it: `run` chooses. What was
-chosen is a `Call`, which serves later calls with other tensors, too.
-"""
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
+"""A call of attention: the kernels alone, a node of autograd, or an operator of torch."""
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from flash_versions.dispatch.autograd.compute import run_backward, run_forward
-from flash_versions.dispatch.autograd.operators import forward_operator, refuse_double_backward
-from flash_versions.dispatch.replay import keys
-from flash_versions.dispatch.replay.script import Replay, Returned
-from flash_versions.dispatch.replay.tape import Tape
-from flash_versions.dispatch.request import INTERVALS, PLACES, Request, for_each_head
+from flash_versions.dispatch.autograd.compute import run_forward
+from flash_versions.dispatch.autograd.operators import (
+    NO_FORWARD_MODE,
+    Node,
+    forward_operator,
+    is_plain,
+)
+from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
 
-NO_FORWARD_MODE = (
-    "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
-    "torch.autograd.forward_ad."
-)
 NO_TRANSFORM = (
     "attention cannot be differentiated by torch.func.grad, vjp or jacrev; use .backward(), "
     "torch.autograd.grad or version='reference'."
 )
 
 
-def run(
-    name: str | Version, request: Request, slot: keys.Slot | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With a
-    slot, the call is kept there for later ones.
+    ("auto"); differentiable. A baseline may give None for the LSE.
+
+    An operator costs tens of microseconds on the host, as much as launching the kernels. So a
+    request of plain tensors that nothing watches runs the same code without it.
 
     Raises:
         ValueError: no version serves the request, or an operator would have to find one by its name
             that is not registered.
         RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func.
     """
-    version, differentiated = choose_version(name, request), request.needs_grad
-    if version.backward is None and differentiated and request.precision is not None:
-        # Autograd would take the gradient of the rounding for 1.
-        call = Call(version, request, differentiated)
-        return serve(call, call.tensors(request))
-    if version.backward is None:
+    version = choose_version(name, request)
+    if version.backward is None and not (request.precision and request.needs_grad):
         o, lse, _ = version.forward(request)
         return o, lse
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
-    if is_watched(request):
-        if (VERSIONS | EXPLICIT).get(version.name) is not version:
-            raise ValueError(
-                f"version {version.name!r} is not registered; torch.compile, vmap and dispatch "
-                f"modes find a version by its name: call it without them, or put it in a file and "
-                f"give the name that load_version knows it by."
-            )
-        try:
-            o, lse, _ = forward_operator(version.name, *request)
-        except RuntimeError as error:
-            if "functorch" in str(error):  # torch tells the operator's author what to write
-                raise RuntimeError(NO_TRANSFORM) from error
-            raise
-        return o, lse
-    if not differentiated and slot is None:
-        o, lse, _ = run_forward(version, request)
-        return o, lse
-    call = Call(version, request, differentiated)
-    # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
-    if slot is not None and VERSIONS.get(version.name) is version:
-        slot.keep(call)
-    return serve(call, call.tensors(request))
-
-
-def is_watched(request: Request) -> bool:
-    """Whether a request needs an operator: for torch.compile or torch.export, a dispatch mode (fake
-    tensors, tracing), a tensor subclass, a transform such as vmap.
-    """
-    if (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or _get_current_dispatch_mode() is not None
-    ):
-        return True
-    level = torch._C._functorch.maybe_get_level
-    for i in PLACES:
-        x: Any = request[i]
-        if x is not None and (type(x) not in keys.PLAIN or level(x) >= 0):
-            return True
-    return False
-
-
-class Usual(NamedTuple):
-    """A tape of a backward, and when `Attention.backward` may replay it without a look at a key."""
-
-    number: int  # of tensors
-    device: int
-    stream: int
-    asked: bool  # torch.use_deterministic_algorithms
-    fits: Callable[..., bool]
-    replay: Replay
-
-
-class Call:
-    """How a request is served: everything but the tensors, which come from call to call.
-
-    Attributes:
-        fields: the request without its tensors; values, the same as a list.
-        places: the fields that are tensors, in order. Packed q, k and v may come as the caller's
-            (total, heads, head_dim); results and gradients then have no batch, too. An interval
-            mask may come as the caller's, or expanded.
-        one_cut: cu_seqlens_q cuts the keys, too.
-        intervals: the places of an interval mask.
-        forward: the tape of `compute`.
-        backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
-            gradients depend on beside the call and its tensors.
-        usual: the last of them that was found, of aligned tensors: what the next backward most
-            likely asks for.
-    """
-
-    def __init__(self, version: Version, request: Request, differentiated: bool) -> None:
-        values: list[Any] = [*request]
-        cuts = request.cu_seqlens_q
-        self.one_cut = cuts is not None and request.cu_seqlens_k is cuts
-        if self.one_cut:
-            values[CUTS_OF_KEYS] = None
-        self.places = [i for i in PLACES if values[i] is not None]
-        for i in self.places:
-            values[i] = None
-        self.version, self.values, self.differentiated = version, values, differentiated
-        self.fields = Request(*values)
-        self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
-        self.forward = Tape()
-        self.backwards: dict[tuple, keys.Kept] = {}
-        self.usual: Usual | None = None
-
-    def tensors(self, request: Request) -> tuple[torch.Tensor, ...]:
-        """Those of a request that is like this call's."""
-        values: tuple[Any, ...] = request
-        return tuple([values[i] for i in self.places])
-
-    def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
-        """The request for these tensors."""
-        values = self.values.copy()
-        for i, x in zip(self.places, tensors):
-            values[i] = x
-        for i in (0, 1, 2):  # q, k and v
-            if tensors[i].dim() == 3:
-                values[i] = tensors[i].unsqueeze(0)
-        for i in self.intervals:
-            values[i] = for_each_head(values[i], values[1].shape[0], values[1].shape[2])
-        if self.one_cut:
-            values[CUTS_OF_KEYS] = values[CUTS_OF_QUERIES]
-        return Request(*values)
-
-    def compute(self, *tensors: torch.Tensor) -> Returned:
-        """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
-        asked for: they are temporaries of the tape then.
-        """
-        o, lse, statistics = run_forward(self.version, self.request(tensors))
-        if not (self.differentiated or self.fields.return_lse):
-            return o.squeeze(0) if tensors[0].dim() == 3 else o, None, None
-        if tensors[0].dim() == 3:
-            o, lse = o.squeeze(0), lse.squeeze(0)
-        return o, lse, statistics
-
-    def gradients(self, *tensors: torch.Tensor | None) -> Returned:
-        """The gradients of the call's tensors; behind these come o, lse, statistics if the version
-        has any, do, and dlse, which may be missing.
-        """
-        inputs: Any = tensors[: len(self.places)]
-        o, lse, *others = tensors[len(self.places) :]
-        statistics = others.pop(0) if self.version.num_statistics else None
-        do, dlse = (*others, None)[:2]
-        assert o is not None and lse is not None
-        if inputs[0].dim() == 3:
-            o, lse = o.unsqueeze(0), lse.unsqueeze(0)
-            do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
-        request = self.request(inputs)
-        *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
-        others = [dsink if i == SINK else None for i in self.places[3:]]
-        return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
-
-    def replayed_gradients(self, tensors: tuple[torch.Tensor, ...]) -> Returned:
-        """`gradients` of a call that is replayed, if do is given."""
-        if (place := keys.place_of(tensors[0])) is None:
-            return self.gradients(*tensors)
-        once, where = keys.arrangement(tensors)
-        key = *place, self.fields.is_deterministic, len(tensors), where
-        for fits, tape in self.backwards.get(key, ()):
-            if fits(*once):
-                if where is None and tape.replay is not None:
-                    asked = keys.asks_for_determinism()
-                    self.usual = Usual(len(tensors), *place, asked, fits, tape.replay)
-                return tape(self.gradients, tensors, place[1])
-        if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
-            return self.gradients(*tensors)
-        tape = Tape()
-        keys.keep(self.backwards.setdefault(key, []), once, tape)
-        return tape(self.gradients, tensors, place[1])
-
-
-CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
-INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
-SINK = Request._fields.index("sink")
-
-
-def serve(
-    call: Call, tensors: tuple[torch.Tensor, ...], stream: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(o, lse) of a call with these tensors, differentiable; lse is None if it is not asked for.
-    With a stream, a tape may be played there.
-    """
-    if not call.differentiated:
-        o, lse, _ = call.forward(call.compute, tensors, stream)
-        return o, lse
-    apply = Attention.apply if stream is None else apply_plainly
-    if call.fields.return_lse:
-        return apply(call, stream, *tensors)
-    return apply(call, stream, *tensors), None
-
-
-class Attention(torch.autograd.Function):
-    """The forward and the backward of a call, for autograd without an operator."""
-
-    @staticmethod
-    def forward(ctx: Any, call, stream, *tensors):  # noqa: D102
-        o, lse, statistics = call.forward(call.compute, tensors, stream)
-        if statistics is None:
-            ctx.save_for_backward(*tensors, o, lse)
+    if is_plain(request):
+        if request.needs_grad:
+            o, lse, _ = Node.apply(version, request, request.q, request.k, request.v, request.sink)
         else:
-            ctx.save_for_backward(*tensors, o, lse, statistics)
-        ctx.call, ctx.is_played = call, stream is not None
-        if not call.fields.return_lse:
-            return o
-        ctx.set_materialize_grads(False)
+            o, lse, _ = run_forward(version, request)
         return o, lse
-
-    @staticmethod
-    def backward(ctx: Any, do, dlse=None):  # noqa: D102
-        if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
-            raise RuntimeError(NO_FORWARD_MODE)
-        call, saved, gradients = ctx.call, ctx.saved_tensors, None
-        tensors = (*saved, do) if dlse is None else (*saved, do, dlse)
-        played = ctx.is_played and do is not None
-        if played and call.usual is not None:  # no function of its own: see `keys`
-            number, device, stream, asked, fits, replay = call.usual
-            if (
-                len(tensors) == number
-                and keys.current_device() == device
-                and keys.current_stream(device) == stream
-                and not keys.is_capturing()
-                and keys.asks_for_determinism() == asked
-                and fits(*tensors)
-            ):
-                gradients = replay(tensors)
-        if gradients is None:
-            gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
-        if torch.is_grad_enabled():  # create_graph=True
-            gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
-        return None, None, *gradients
-
-
-def has_tangent(x: torch.Tensor | None) -> bool:
-    """Whether a tensor carries a forward-mode derivative."""
-    return x is not None and forward_ad.unpack_dual(x).tangent is not None
-
-
-# Autograd's own `apply`. `Attention.apply` first looks for transforms such as vmap, as `keys.find`
-# has done.
-apply_plainly = super(torch.autograd.Function, Attention).apply
-
-
-class FirstDerivative(torch.autograd.Function):
-    """Gradients that cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, q, k, v, do, dlse, *gradients):  # noqa: D102
-        return tuple(x if x is None else x.clone() for x in gradients)
-
-    backward = staticmethod(refuse_double_backward)
+    if (VERSIONS | EXPLICIT).get(version.name) is not version:
+        raise ValueError(
+            f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "
+            f"find a version by its name: call it without them, or put it in a file and give the "
+            f"name that load_version knows it by."
+        )
+    try:
+        o, lse, _ = forward_operator(version.name, *request)
+    except RuntimeError as error:
+        if "functorch" in str(error):  # torch tells the operator's author what to write
+            raise RuntimeError(NO_TRANSFORM) from error
+        raise
+    return o, lse

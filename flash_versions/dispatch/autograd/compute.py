@@ -1,9 +1,11 @@
 """The results and the gradients of a request: tensors are put in the form that kernels take."""
 
+from typing import NamedTuple
+
 import torch
 
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Version
+from flash_versions.dispatch.version import Backward, Chosen, Version
 
 # Kernels add two positions, or a position and a side of the window, in 32 bits, and take
 # `tiles.algebra.EVER`, which is 2^30, for later than every query.
@@ -30,22 +32,50 @@ def check_counts(request: Request) -> None:
         )
 
 
+class Prepared(NamedTuple):
+    """A backward that waits for the gradient of o; `deterministic` is what torch may be told until
+    then.
+    """
+
+    backward: Backward
+    deterministic: bool
+
+
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
+    return run_differentiable(version, request, False)[0]
+
+
+def run_differentiable(
+    version: Version, request: Request, prepare: bool = True
+) -> tuple[Results, Prepared | None]:
+    """The results of `run_forward`, and what of the backward can be prepared with it.
+
+    Autograd runs a backward in a thread that has just woken up, on a core with neither code nor
+    data at hand: there, Python takes three times as long.
+    """
     if version.backward is None:  # a baseline
-        return version.forward(request)  # type: ignore[return-value]
+        return version.forward(request), None  # type: ignore[return-value]
     check_counts(request)
     q = request.q
     if not q.numel() or request.batch == 0:
         nothing = empty_results(version, request)
-        return nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]
+        return (nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]), None
     if q.is_cuda and q.get_device() != torch.cuda.current_device():
         with torch.cuda.device(q.device):  # Triton launches on the current GPU
-            return run_forward(version, request)
-    aligned = in_vectors(request)
-    o, lse, statistics = version.forward(aligned)
+            return run_differentiable(version, request, prepare)
+    aligned, forward, prepared = in_vectors(request), version.forward, None
+    kind = version.kind_of(aligned)
+    if isinstance(forward, Chosen):
+        forward = forward.find(aligned, kind)
+    o, lse, statistics = forward(aligned)
     assert lse is not None  # only a baseline has none
-    return narrowed(o, request.v), lse, statistics
+    if prepare and kind is not None and aligned is request:
+        assert isinstance(version.backward, Chosen)
+        plan, deterministic = version.backward.find(request, kind), request.is_deterministic
+        if hasattr(plan, "prepare"):
+            prepared = Prepared(plan.prepare(request), deterministic)
+    return (narrowed(o, request.v), lse, statistics), prepared
 
 
 def in_vectors(request: Request) -> Request:
@@ -83,8 +113,10 @@ def run_backward(
     statistics: torch.Tensor | None,
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
+    prepared: Prepared | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE.
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE. Prepared: what
+    `run_differentiable` returned for the request.
 
     Raises:
         ValueError: the request is in FP8, which has no gradients.
@@ -103,7 +135,7 @@ def run_backward(
         return dq, dk, dv, dsink
     if o.is_cuda and o.get_device() != torch.cuda.current_device():
         with torch.cuda.device(o.device):
-            return run_backward(version, request, o, lse, statistics, do, dlse)
+            return run_backward(version, request, o, lse, statistics, do, dlse, prepared)
     if do is None:
         do = o.new_zeros(o.shape)
     elif do.stride(3) != 1 and do.shape[3] > 1:
@@ -113,10 +145,14 @@ def run_backward(
         dlse = dlse.resolve_neg()
     request, do = without_unseeing(request, do)
     assert version.backward is not None
-    aligned = in_vectors(request)
+    if prepared is not None and prepared.deterministic == request.is_deterministic:
+        return prepared.backward(request, o, lse, statistics, do, dlse)
+    aligned, backward = in_vectors(request), version.backward
+    if isinstance(backward, Chosen):
+        backward = backward.find(aligned, version.kind_of(aligned))
     if aligned is request:
-        return version.backward(request, o, lse, statistics, do, dlse)
-    dq, dk, dv, dsink = version.backward(aligned, widened(o), lse, statistics, widened(do), dlse)
+        return backward(request, o, lse, statistics, do, dlse)
+    dq, dk, dv, dsink = backward(aligned, widened(o), lse, statistics, widened(do), dlse)
     return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
 
 

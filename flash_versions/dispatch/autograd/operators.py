@@ -11,10 +11,16 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
+from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import empty_results, run_backward, run_forward
+from flash_versions.dispatch.autograd.compute import (
+    empty_results,
+    run_backward,
+    run_differentiable,
+    run_forward,
+)
 from flash_versions.dispatch.request import PLACES, Fields, Request
-from flash_versions.dispatch.version import differentiable
+from flash_versions.dispatch.version import Version, differentiable
 
 KINDS = {torch.Tensor: "Tensor", float: "float", int: "SymInt", bool: "bool", str: "str"}
 REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
@@ -28,12 +34,17 @@ library.define(
     f"backward(str version, {REQUEST}, Tensor o, Tensor lse, Tensor statistics, Tensor? do, "
     f"Tensor? dlse) -> (Tensor, Tensor, Tensor, Tensor)"
 )
+NUM_FIELDS = len(Request._fields)
 DEVICES = ("cpu", "cuda")
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
 
+NO_FORWARD_MODE = (
+    "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
+    "torch.autograd.forward_ad."
+)
 # Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a
 # segmentation fault (an H200, torch 2.11).
 NOT_AHEAD_OF_TIME = ("cuda",)
@@ -59,112 +70,142 @@ def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
     )
 
 
-def forward(version: str, *fields: Any) -> tuple[torch.Tensor, ...]:
+def tensors_alone(results: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
+    """The results with an empty tensor in the place of None, which an operator cannot return."""
+    first = results[0]
+    assert first is not None
+    return tuple([first.new_empty(0) if x is None else x for x in results])
+
+
+def forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """(o, lse, statistics) of the request with these fields; see `Version`."""
-    o, lse, statistics = run_forward(differentiable(version), Request(*fields))
-    return o, lse, o.new_empty(0) if statistics is None else statistics
+    return tensors_alone(run_forward(differentiable(name), Request(*fields)))
 
 
-def backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+def backward(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
-    request = Request(*arguments[: len(Request._fields)])
-    *gradients, dsink = run_backward(
-        differentiable(version), request, *arguments[len(Request._fields) :]
-    )
-    return *gradients, gradients[0].new_empty(0) if dsink is None else dsink
+    request, given = Request(*arguments[:NUM_FIELDS]), arguments[NUM_FIELDS:]
+    return tensors_alone(run_backward(differentiable(name), request, *given))
 
 
-def fake_forward(version: str, *fields: Any) -> tuple[torch.Tensor, ...]:
+def fake_forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """Results of the right shapes, types and strides."""
     request = Request(*fields)
     refuse_ahead_of_time(request.q.device)
-    o, lse, statistics = empty_results(differentiable(version), request)
-    return o, lse, o.new_empty(0) if statistics is None else statistics
+    return tensors_alone(empty_results(differentiable(name), request))
 
 
-def fake_backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+def fake_backward(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """Gradients of the right shapes, types and strides."""
-    request = Request(*arguments[: len(Request._fields)])
-    like = [x.new_empty(x.shape) for x in (request.q, request.k, request.v)]
-    sink = request.sink
-    return *like, request.q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+    request = Request(*arguments[:NUM_FIELDS])
+    like = request.q, request.k, request.v, request.sink
+    return tensors_alone(tuple([x if x is None else x.new_empty(x.shape) for x in like]))
 
 
-def below_autograd(operator: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
+def below_autograd(operator: Callable, *arguments: Any) -> Any:
     """The results of an operator, of which autograd has taken note."""
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
 
 
 class Node(torch.autograd.Function):
-    """The forward operator, and the backward operator as its gradient. The request's q, k, v and
-    sink come again as arguments, so that autograd sees them.
+    """The forward of a version, and its backward as the gradient: by the operators where torch
+    watches, else at once. The request's q, k, v and sink come again as arguments, so that autograd
+    sees them.
     """
 
     @staticmethod
-    def forward(ctx: Any, version, request: Request, *differentiable):  # noqa: D102
-        results = below_autograd(forward_operator, version, *request)
+    def forward(ctx: Any, version: Version, request: Request, *differentiable):  # noqa: D102
+        prepared = None
+        if is_plain(request):
+            results, prepared = run_differentiable(version, request)
+        else:
+            results = below_autograd(forward_operator, version.name, *request)
         fields: list[Any] = [*request]
         ctx.save_for_backward(*[fields[i] for i in PLACES], *results)
         for i in PLACES:
             fields[i] = None
-        ctx.version, ctx.fields = version, fields
+        ctx.version, ctx.fields, ctx.prepared = version, fields, prepared
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(results[2])
+        if results[2] is not None:
+            ctx.mark_non_differentiable(results[2])
         return results
 
     @staticmethod
     def backward(ctx: Any, do, dlse, _):  # noqa: D102
+        if forward_ad._current_level >= 0 and (has_tangent(do) or has_tangent(dlse)):
+            raise RuntimeError(NO_FORWARD_MODE)
         *tensors, o, lse, statistics = ctx.saved_tensors
         fields = ctx.fields.copy()
         for i, x in zip(PLACES, tensors):
             fields[i] = x
         request = Request(*fields)
-        *gradients, dsink = backward_operator(ctx.version, *request, o, lse, statistics, do, dlse)
+        given = request, o, lse, statistics, do, dlse
+        if is_plain(request):
+            found = run_backward(ctx.version, *given, ctx.prepared)
+            if torch.is_grad_enabled():  # create_graph=True
+                found = FirstDerivative.apply(found, request.q, request.k, request.v, do, dlse)
+        else:
+            found = backward_operator(ctx.version.name, *request, *given[1:])
+        *gradients, dsink = found
         return None, None, *gradients, None if request.sink is None else dsink
 
 
-def forward_with_gradient(version: str, *fields: Any) -> tuple[torch.Tensor, ...]:
+def has_tangent(x: torch.Tensor | None) -> bool:
+    """Whether a tensor carries a forward-mode derivative."""
+    return x is not None and forward_ad.unpack_dual(x).tangent is not None
+
+
+def forward_with_gradient(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """The forward operator as autograd calls it: a node if a gradient is asked for."""
     request = Request(*fields)
     if request.needs_grad:
-        return Node.apply(version, request, request.q, request.k, request.v, request.sink)
-    if is_plain(fields):
-        return forward(version, *fields)
-    return below_autograd(forward_operator, version, *fields)
+        version = differentiable(name)
+        results = Node.apply(version, request, request.q, request.k, request.v, request.sink)
+        return tensors_alone(results)
+    if is_plain(request):
+        return forward(name, *fields)
+    return below_autograd(forward_operator, name, *fields)
 
 
-def is_plain(arguments: tuple) -> bool:
-    """Whether nothing below autograd watches operations on tensors that are on a CPU or a GPU: no
-    dispatch mode, no transform, no subclass.
+def is_plain(request: Request) -> bool:
+    """Whether nothing watches operations on the tensors of a request, which are on a CPU or a GPU:
+    no compiler, no dispatch mode, no transform, no trace, no subclass.
     """
-    if torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
-    return tensors[0].device.type in DEVICES and all(type(x) in PLAIN for x in tensors)
+    values: tuple[Any, ...] = request
+    if values[0].device.type not in DEVICES:
+        return False
+    types = {type(values[i]) for i in PLACES}
+    return types <= PLAIN
 
 
-class LastNode(torch.autograd.Function):
-    """The backward operator, which has no gradient."""
+class FirstDerivative(torch.autograd.Function):
+    """Gradients that cannot be differentiated again. They come with the tensors that they depend
+    on.
+    """
 
     @staticmethod
-    def forward(ctx: Any, version, fields, *tensors):  # noqa: D102
-        return below_autograd(backward_operator, version, *fields)
+    def forward(ctx: Any, gradients, *tensors):  # noqa: D102
+        return gradients
 
     backward = staticmethod(refuse_double_backward)
 
 
-def backward_without_gradient(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """The backward operator as autograd calls it."""
+    if is_plain(Request(*arguments[:NUM_FIELDS])):
+        found = backward(name, *arguments)
+    else:
+        found = below_autograd(backward_operator, name, *arguments)
     if torch.is_grad_enabled():
-        given = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
-        if given:
-            return LastNode.apply(version, arguments, *given)
-    if is_plain(arguments):
-        return backward(version, *arguments)
-    return below_autograd(backward_operator, version, *arguments)
+        return FirstDerivative.apply(found, *[x for x in arguments if isinstance(x, torch.Tensor)])
+    return found
 
 
 for device in DEVICES:

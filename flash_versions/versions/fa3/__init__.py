@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import choose_parts, config_of_dims
+from flash_versions.versions.fa3.hopper.backward.config import default_config as default_backward
 from flash_versions.versions.fa3.hopper.config import default_config
 from flash_versions.versions.fa3.hopper.decode import host as decode_hopper
 from flash_versions.versions.fp8.quantize import prepare
@@ -55,26 +55,33 @@ def plan_portable(request: Request) -> Forward:
 
 
 def plan_hopper(request: Request) -> Forward:
-    """The kernel for Hopper, as planned for requests of this class."""
-    key = forward_hopper.class_of(request)
-    if key not in plans:
-        plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-        plans[key] = partial(forward_hopper.launch, plan)
-    return plans[key]
+    """The kernel for Hopper, as planned for requests of this kind."""
+    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    return partial(forward_hopper.launch, plan)
+
+
+def kind_of(request: Request) -> tuple | None:
+    """See `Version`: that of a request that descriptors can address, on Hopper."""
+    if request.precision is not None or forward.left_to_gathering(request, splits=False):
+        return None
+    return forward_hopper.kind_of(request)
+
+
+def kind_of_forward(request: Request) -> tuple | None:
+    """What decides about the forward beside the request's kind."""
+    return None if forward.left_to_splits(request) else ()
 
 
 def choose_backward(request: Request) -> Backward:
-    """The gradients: by the kernel for Hopper, as planned for requests of this class, or FA2's."""
+    """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
     if gradients_left(request):
         return fa2_backward.backward
-    parts = choose_parts(request, config_of_dims(request))
-    key = *forward_hopper.class_of(request), parts, request.is_deterministic
-    if key not in plans:
-        plans[key] = partial(backward_hopper.launch, backward_hopper.make_plan(request))
-    return plans[key]
+    return backward_hopper.Gradients(request, default_backward(request))
 
 
-plans: dict[tuple, Any] = {}
+def kind_of_gradients(request: Request) -> tuple:
+    """What decides about the gradients beside the request's kind."""
+    return choose_parts(request, config_of_dims(request)), request.is_deterministic
 
 
 def gradients_left(request: Request) -> str | None:
@@ -130,9 +137,10 @@ VERSION = Version(
     wasted="tensor cores that wait for loads and for the softmax",
     idea="asynchronous copies and products: some warps only load, others compute in turns",
     source="Shah et al. 2024, arXiv:2407.08608",
-    forward=Chosen(choose_forward),
+    forward=Chosen(choose_forward, kind_of_forward),
     limits=limits,
-    backward=Chosen(choose_backward),
+    backward=Chosen(choose_backward, kind_of_gradients),
+    kind_of=kind_of,
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
     fp8_variants=ablation.FP8_VARIANTS,

@@ -198,28 +198,36 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
-    if (widest := max(q.shape[3], v.shape[3])) > WIDE:
+    _, length, _, head_dim = q.shape
+    if (widest := max(head_dim, v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
     if not (describable(q) and describable(k) and describable(v)):
         reason = undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
         if reason is not None:
             return reason
-    capability, shared_memory, num_sms = devices[q.device]
-    if shared_memory < UNLIMITED and capability[0] < 9:
+    capability, shared_memory, _ = devices[q.device]
+    if capability[0] < 9 and shared_memory < UNLIMITED:
         return (
             f"compute capability {capability[0]}.{capability[1]} has no TMA: descriptors would "
             f"load element by element."
         )
-    length, heads = q.shape[1], q.shape[2] * q.shape[0]
-    rows = q.shape[0] * length // max(1, request.batch)
+    cuts = request.cu_seqlens_q
+    rows = length if cuts is None else length // max(1, cuts.shape[0] - 1)
     if rows < FEW_ROWS:
         return (
             f"the sequences have fewer than {FEW_ROWS} query rows ({rows}): FA2 packs the query "
             f"heads of a key head into a tile."
         )
-    # Whatever the tiles, so many fill the GPU.
-    if not splits or (request.num_splits is None and cdiv(length, MOST_QUERIES) * heads >= num_sms):
-        return None
+    return left_to_splits(request) if splits else None
+
+
+def left_to_splits(request: Request) -> str | None:
+    """Why the keys of a request are to be split, as a sentence, or None."""
+    batch, length, heads, _ = request.q.shape
+    heads *= batch
+    if request.num_splits is None:  # whatever the tiles, so many fill the GPU
+        if cdiv(length, MOST_QUERIES) * heads >= devices[request.q.device].num_sms:
+            return None
     config = choose_config(request)
     programs = cdiv(length, config.block_q) * heads
     if (num_splits := splits_of(request, programs, config.block_kv)) > 1:

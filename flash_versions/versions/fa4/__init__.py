@@ -12,7 +12,6 @@ from flash_versions.dispatch.verified import is_verified
 from flash_versions.dispatch.version import Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa3.hopper.config import prefers_order, prefers_order_in_fp8
-from flash_versions.versions.fa3.hopper.host import class_of
 from flash_versions.versions.fa4 import ablation, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
@@ -33,16 +32,10 @@ def plan_hopper(request: Request) -> Forward:
     than the softmax, three consumers that wait for each product may be faster than two that overlap
     theirs. FA4's kernel always overlaps, so FA3's serves.
     """
-    key = class_of(request)
-    if key not in plans:
-        if prefers_order(request):
-            return fa3.plan_hopper(request)
-        plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-        plans[key] = partial(forward_hopper.launch, plan)
-    return plans[key]
-
-
-plans: dict[tuple, Forward] = {}
+    if prefers_order(request):
+        return fa3.plan_hopper(request)
+    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    return partial(forward_hopper.launch, plan, others=(None,))
 
 
 def plan_portable(request: Request) -> Forward:
@@ -55,8 +48,8 @@ def plan_portable(request: Request) -> Forward:
     return forward.forward if planned is fa3.forward.forward else planned
 
 
-def choose_blackwell(request: Request) -> Forward:
-    """The kernel for Blackwell, as it was asked for by its name; one line says that it is not
+def serve_blackwell(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward for Blackwell, as it was asked for by its name; one line says that it is not
     verified.
     """
     if request.q.is_cuda and not is_verified(BLACKWELL, request.q.device):
@@ -65,7 +58,7 @@ def choose_blackwell(request: Request) -> Forward:
             f"simulated, so run python -m flash_versions.verify before you rely on it.",
             stacklevel=2,
         )
-    return forward_blackwell.forward
+    return forward_blackwell.forward(request)
 
 
 def forward_quantized(
@@ -97,9 +90,10 @@ VERSION = Version(
     wasted="rescales that change nothing; multiply-add units idle during exponentials",
     idea="rescale only where the maximum grew much; compute a share of exp2 by a polynomial",
     source="Zadouri et al. 2026, arXiv:2603.05451",
-    forward=Chosen(choose_forward),
+    forward=Chosen(choose_forward, fa3.kind_of_forward),
     limits=fa3.limits,
     backward=fa3.VERSION.backward,  # on Hopper too: polynomials pay nowhere (`hopper/backward.py`)
+    kind_of=fa3.kind_of,
     variants=ablation.VARIANTS,
     backward_variants=ablation.BACKWARD_VARIANTS,
     forward_quantized=forward_quantized,
@@ -109,7 +103,8 @@ EXPLICIT = replace(
     VERSION,
     name=BLACKWELL,
     title="FlashAttention 4 for Blackwell, not verified on hardware",
-    forward=Chosen(choose_blackwell),
+    forward=serve_blackwell,
+    kind_of=lambda request: None,
     limits=blackwell_limits,
     variants={},
     backward_variants={},

@@ -46,12 +46,12 @@ def ragged_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
     return Box(swizzled(dtype, [1, 1, heads, rows, dims]), ragged_steps)
 
 
-def ragged_steps(x: torch.Tensor) -> tuple[list[int], list[int]]:
+def ragged_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
     """Shape and strides of the descriptor of `describe_ragged`."""
-    total = x.shape[1] if x.shape[0] == 1 else x.stride(0) // x.stride(1) * x.shape[0]
+    total = shape[1] if shape[0] == 1 else strides[0] // strides[1] * shape[0]
     if total > FAR.value:
         raise ValueError(f"{total} rows are too many; 2^30 are possible.")
-    (_, heads, _, dim), (_, head, row, _) = box_steps(x)
+    (_, heads, _, dim), (_, head, row, _) = box_steps(shape, strides)
     return [ANY, ANY, heads, FAR.value, dim], [BACK - row, row, head, row, 1]
 
 

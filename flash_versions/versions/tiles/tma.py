@@ -26,15 +26,15 @@ class Box:
     Args:
         like: a descriptor with such boxes, of any tensor. It was checked; to copy it and change the
             tensor takes a fraction of the time.
-        steps: of a tensor, the shape and the strides that its descriptor has.
+        steps: of a tensor's shape and strides, those that its descriptor has.
     """
 
-    def __init__(self, like: Any, steps: Callable[[torch.Tensor], tuple[list, list]]) -> None:
+    def __init__(self, like: Any, steps: Callable[[tuple, tuple], tuple[list, list]]) -> None:
         self.kind, self.fields, self.steps = type(like), vars(like), steps
 
-    def __call__(self, x: torch.Tensor) -> Any:
-        """The descriptor of a tensor."""
-        shape, strides = self.steps(x)
+    def __call__(self, x: torch.Tensor, steps: tuple[list, list] | None = None) -> Any:
+        """The descriptor of a tensor, or of one whose shape and strides are known to be steps."""
+        shape, strides = steps or self.steps(x.shape, x.stride())
         made: Any = object.__new__(self.kind)
         made.__dict__ = {**self.fields, "base": x, "shape": shape, "strides": strides}
         return made
@@ -77,10 +77,10 @@ def swizzled(dtype: torch.dtype, box: list[int]) -> GluonDescriptor:
     return GluonDescriptor(x, box, [*x.stride()], box, layout)
 
 
-def box_steps(x: torch.Tensor) -> tuple[list[int], list[int]]:
+def box_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
     """Shape and strides of a (batch, length, heads, dim) tensor as (batch, head, row, dim)."""
-    batch, length, heads, dim = x.shape
-    of_batch, of_row, of_head, _ = x.stride()
+    batch, length, heads, dim = shape
+    of_batch, of_row, of_head, _ = strides
     # The stride of a single element may be anything, and a descriptor must like it all the same.
     if batch == 1:
         of_batch = 16
@@ -93,8 +93,8 @@ def box_steps(x: torch.Tensor) -> tuple[list[int], list[int]]:
 
 def describable(x: torch.Tensor) -> bool:
     """Whether a tensor is not `undescribable`, of which most are contiguous."""
-    if x.is_contiguous() and x.data_ptr() % 16 == 0 and x.numel():
-        return x.shape[3] * x.element_size() % 16 == 0
+    if x.is_contiguous() and x.numel():
+        return not (x.data_ptr() | x.stride(2) * x.element_size()) % 16
     return undescribable("x", x) is None
 
 

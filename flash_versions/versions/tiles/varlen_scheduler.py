@@ -249,8 +249,7 @@ def fill_outside(
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Fill rows of a result that are before the first or behind the last of packed sequences. A
-    result at the address 0 is not wanted.
+    """Fill rows of a result that are before the first or behind the last of packed sequences.
     Usually no such rows exist; the attention kernel writes all rows of sequences.
     """
     rows = kv_length if OF_KEYS else q_length
@@ -258,7 +257,7 @@ def fill_outside(
     begin = tl.load(cu_seqlens).to(tl.int64) * WIDTH
     inside = tl.load(cu_seqlens + batch).to(tl.int64) * WIDTH - begin
     size = tl.cast(rows, tl.int64) * WIDTH
-    outside = tl.where(x.to(tl.int64) != 0, size - inside, 0)  # of each group
+    outside = size - inside  # of each group
     mine = tl.program_id(0).to(tl.int64) * FILLED
     for first in range(mine, GROUPS * outside, tl.num_programs(0).to(tl.int64) * FILLED):
         number = first + tl.arange(0, FILLED)

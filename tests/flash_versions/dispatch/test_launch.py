@@ -21,6 +21,7 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import forward as fa2_forward
+from flash_versions.versions.fa3.hopper import host as hopper
 from flash_versions.versions.tiles import tma as descriptor
 from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
 
@@ -84,8 +85,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", ["fa3", "fa4"])
-def test_a_plan_of_other_calls_is_what_would_be_planned_anew(name, launches):
+def test_a_plan_of_other_calls_is_what_would_be_planned_anew(name, launches, monkeypatch):
     """Every call after every other; then again, so that all plans are there."""
+    monkeypatch.setattr(launch.Plan, "absent", lambda plan, x: x)
     cases = {call: (make(), options) for call, (make, options) in CALLS.items()}
 
     def launched(call):
@@ -112,10 +114,33 @@ def test_a_plan_of_other_calls_is_what_would_be_planned_anew(name, launches):
     assert len({str(told) for told in anew.values()}) == len(anew), "two calls are one"
 
 
+@pytest.mark.parametrize("call", ["plain", "slopes", "packed", "in order"])
+def test_what_is_absent_is_nothing_once_a_kernel_is_compiled(call, launches):
+    """And nothing else: a pointer that the kernel reads is never 0."""
+    make, options = CALLS[call]
+    first, second = [], []
+    for found in (first, second):
+        launches.clear()
+        step("fa3", make(), **options)
+        found += launches
+    for (name, *_, before), (again, *_, after) in zip(
+        *([(x[0], x[3:]) for x in found] for found in (first, second)), strict=True
+    ):
+        assert name == again and len(before) == len(after)
+        gone = [i for i, x in enumerate(after) if x == "None" != before[i]]
+        assert len({str(before[i]) for i in gone}) <= 1, "only the stand-in goes"
+        assert [x for i, x in enumerate(before) if i not in gone] == [
+            x for i, x in enumerate(after) if i not in gone
+        ]
+
+
+CHOSEN = fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward
+
+
 def forget():
     """Drop all plans, and what was compiled."""
-    for version in (fa3, fa4):
-        version.plans.clear()
+    for chosen in CHOSEN:
+        chosen.plans.clear()
     for launcher in LAUNCHERS.values():
         launcher.compiled.clear()
 
@@ -160,32 +185,30 @@ def any_request(rng):
     return request._replace(deterministic=rng.random() < 0.2, **given)
 
 
-def test_requests_of_one_class_have_one_plan(launches, monkeypatch):
+def test_requests_of_one_kind_have_one_plan(launches, monkeypatch):
     """However ragged the data, there are few plans, and each is right for all of its requests."""
-    rng = random.Random(0)
+    monkeypatch.setattr(fa3, "gradients_left", lambda request: None)
+    monkeypatch.setattr(fa3, "choose_among", lambda request, hopper, portable: hopper(request))
+    monkeypatch.setattr(fa3.forward, "left_to_splits", lambda request: None)
+    rng, plans = random.Random(0), [{} for _ in CHOSEN]
     for n in range(2000):
         request = any_request(rng)
-        for choose in (fa3.plan_hopper, fa4.plan_hopper, planned_backward):
-            found = choose(request).args[0]
-            kept = [{**version.plans} for version in (fa3, fa4)]
-            fa3.plans.clear()
-            fa4.plans.clear()
-            anew = choose(request).args[0]
-            assert found.config == anew.config, (n, choose, request)
-            assert found.constants == anew.constants, (n, choose, request)
-            for version, plans in zip((fa3, fa4), kept):
-                version.plans.clear()
-                version.plans.update(plans)
+        kind = hopper.kind_of(request)
+        for chosen, known in zip(CHOSEN, plans):
+            chosen.plans = known
+            found = planned(chosen.find(request, kind))
+            chosen.plans = {}
+            anew = planned(chosen.find(request, kind))
+            assert found.config == anew.config, (n, chosen, request)
+            assert found.constants == anew.constants, (n, chosen, request)
+
+
+def planned(serve):
+    """The plan of what is chosen."""
+    return serve.args[0] if isinstance(serve, partial) else serve.plan
 
 
 MEMORY = [torch.zeros(5000 * 1024, dtype=torch.bfloat16) for _ in range(3)]
-
-
-def planned_backward(request):
-    """The gradients, by the kernel for Hopper."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fa3, "gradients_left", lambda request: None)
-        return fa3.choose_backward(request)
 
 
 def test_new_lengths_are_no_new_plans(launches):
@@ -198,7 +221,7 @@ def test_new_lengths_are_no_new_plans(launches):
         tensors = [backing[: M * 1024].view(shape).detach().requires_grad_() for backing in MEMORY]
         step("auto", tensors, causal=True, **({"cu_seqlens_q": bounds} if n % 2 else {}))
         launches.clear()
-    assert len(fa4.plans) + len(fa3.plans) <= 24
+    assert sum(len(chosen.plans) for chosen in CHOSEN) <= 24
     forms = {name: len(launcher.compiled) for name, launcher in LAUNCHERS.items()}
     assert max(forms.values()) <= 16, forms
 

@@ -228,7 +228,8 @@ def test_it_is_reached_by_its_name_only(device):
 def test_one_line_says_that_it_is_not_verified(verified, monkeypatch, recwarn):
     monkeypatch.setattr(fa4, "is_verified", lambda kernel, device: verified)
     on_gpu = SimpleNamespace(q=SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
-    assert fa4.choose_blackwell(on_gpu) is fa4.forward_blackwell.forward
+    monkeypatch.setattr(fa4.forward_blackwell, "forward", lambda request: request)
+    assert fa4.EXPLICIT.forward(on_gpu) is on_gpu
     assert ["not verified on this GPU" in str(warning.message) for warning in recwarn] == [
         True for _ in range(not verified)
     ]

@@ -10,7 +10,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, Plan
-from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
@@ -37,10 +36,8 @@ FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the
 EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
-GIVEN = "slopes", "sinks"  # see `Launcher`
-
 counters = Counters()
-launch_forward = Launcher(forward_kernel, GIVEN)
+launch_forward = Launcher(forward_kernel)
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -129,48 +126,6 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     if config.scheduler == "grid":
         return tiles
     return min(tiles, devices[request.q.device].num_sms)
-
-
-def tensors(
-    request: Request,
-    plan: Plan,
-    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    scales: tuple[torch.Tensor, ...] | None,
-) -> tuple:
-    """The arguments of the kernel that are tensors; where there is none, the LSE stands for it."""
-    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
-    q_box, k_box, v_box, o_box, *seconds = plan.boxes
-    bounds: Any = lse
-    lists: torch.Tensor | None = lse
-    tiles: torch.Tensor | None = lse
-    if constants["LISTED"]:
-        bounds, lists = describe_intervals(request, config)
-    if constants["RAGGED"]:
-        tiling = Tiling(config.queries, planned=True)
-        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
-    second: Any = lse, lse, lse
-    if boxes is None:
-        boxes = q_box(q), k_box(k), v_box(v)
-        if seconds != NO_SECOND:
-            second = [lse if box is None else box(x) for box, x in zip(seconds, (q, k, v))]
-    return (
-        *boxes,
-        o_box(o),
-        *second,
-        lse,
-        counters.take(o.device) if config.scheduler == "dynamic" else lse,
-        tiles,
-        lse if request.alibi_slopes is None else request.alibi_slopes,
-        lse if request.sink is None else request.sink,
-        bounds,
-        lists,
-        *(scales or (lse, lse, lse, lse)),
-    )
-
-
-NO_SECOND = [None, None, None]
 
 
 def describe_intervals(
@@ -278,30 +233,37 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     }
 
 
-def class_of(request: Request) -> tuple:
+def kind_of(request: Request) -> tuple | None:
     """All of a request from which the configurations and the constants of the kernels for Hopper
-    follow, of FA3 and FA4, forward and backward: requests of one class have one `Plan`. Of lengths
-    it has which blocks they cut, and which tiles fill the GPU better.
+    follow, of FA3 and FA4, forward and backward; None if it is left to the portable kernels. Of
+    lengths it has which blocks they cut, and which tiles fill the GPU better.
     """
+    if left_to_portable(request) is not None:
+        return None
     q, k, v = request.q, request.k, request.v
     _, q_length, heads, head_dim = q.shape
     _, kv_length, kv_heads, _ = k.shape
     head_dim_v, right = v.shape[3], request.window_right
-    group = heads // kv_heads
     first_end = kv_length - q_length + (right or 0)
     widest, preferred = max(head_dim, head_dim_v), False
     if widest <= 64:
         preferred = prefers_two_consumers(request)
     elif widest <= 96:
         preferred = prefers_order(request)
+    slopes, sink = request.alibi_slopes, request.sink
     return (
-        q.device, devices[q.device], q.dtype, head_dim, head_dim_v, group,
+        devices[q.device], q.device, q.dtype, head_dim, head_dim_v, heads // kv_heads,
         request.window_left is None, right if right is None else right > 0,
-        request.softcap is None, request.alibi_slopes is None, request.sink is None,
-        request.cu_seqlens_q is None, request.is_ragged, request.has_intervals,
-        kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0,
-        first_end % (64 // heads_of_tile(request)) == 0, preferred
+        request.softcap is None, slopes if slopes is None else form_of(slopes),
+        sink if sink is None else form_of(sink), request.cu_seqlens_q is None, request.is_ragged,
+        request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
+        first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
     )  # fmt: skip
+
+
+def form_of(x: torch.Tensor) -> tuple:
+    """What a kernel that reads a tensor is compiled for."""
+    return x.dtype, x.data_ptr() % 16 == 0
 
 
 def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
@@ -328,6 +290,7 @@ def make_plan(
     for FP8.
     """
     return Plan(
+        launch_forward,
         config,
         {
             **constants(request, config),
@@ -376,13 +339,39 @@ def launch(
     request: Request,
     boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
+    others: tuple[torch.Tensor | None, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`.
+    `Scales`. Others: further tensors of FA4's kernel, which may be absent.
     """
+    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
     o, lse = new_outputs(request, O_MULTIPLE)
-    optional(lse)
-    given = tensors(request, plan, boxes, o, lse, scales)
-    arguments = *given, *numbers_of(request, plan.config)
-    launch_forward.launch(plan, (num_programs(request, plan.config),), arguments)
-    return narrowed(o, request.v), lse, None
+    absent: Any = plan.absent(lse)
+    tiles: Any = absent
+    bounds = lists = absent
+    if constants["LISTED"]:
+        bounds, lists = describe_intervals(request, config)
+    if constants["RAGGED"]:
+        tiling = Tiling(config.queries, planned=True)
+        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
+    q_box, k_box, v_box, o_box, *second = plan.boxes
+    second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
+    plan.launch(
+        (num_programs(request, config),),
+        (
+            *(boxes or (q_box(q), k_box(k), v_box(v))),
+            o_box(o),
+            *second,
+            lse,
+            counters.take(o.device) if config.scheduler == "dynamic" else absent,
+            tiles,
+            absent if request.alibi_slopes is None else request.alibi_slopes,
+            absent if request.sink is None else request.sink,
+            bounds,
+            lists,
+            *(scales or (absent, absent, absent, absent)),
+            *[absent if x is None else x for x in others],
+            *numbers_of(request, config),
+        ),
+    )
+    return narrowed(o, v), lse, None

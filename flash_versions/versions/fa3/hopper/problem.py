@@ -150,15 +150,14 @@ class QueryProblem:
 
     @gluon.jit
     def store_lse(self, lse_out, lse, sequence, head, query):
-        """Write the LSE of a consumer's rows to lse_out (batch, heads, rows), unless that is 0."""
+        """Write the LSE of a consumer's rows to lse_out (batch, heads, rows)."""
         layout: gl.constexpr = lse.type.layout
         at = self.positions(query, lse.shape[0], layout)
         line = lse_out + (sequence * self.heads + head).to(gl.int64) * self.rows + self.q_first
         place = line + at
         if self.HEADS > 1:
             place += self.heads_of_rows(lse.shape[0], layout).to(gl.int64) * self.rows
-        if lse_out.to(gl.int64) != 0:
-            gl.store(place, lse, mask=at < self.q_length)
+        gl.store(place, lse, mask=at < self.q_length)
 
     @gluon.jit
     def heads_of_rows(self, ROWS: gl.constexpr, layout: gl.constexpr):

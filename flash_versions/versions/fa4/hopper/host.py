@@ -2,29 +2,22 @@
 
 import torch
 
-from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
-from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper.config import has_fp16_scores
 from flash_versions.versions.fa3.hopper.host import (
-    GIVEN,
-    O_MULTIPLE,
     boxes_of,
     constants,
-    num_programs,
-    numbers_of,
-    tensors,
+    launch,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.forward import forward_kernel
 from flash_versions.versions.fp8.quantize import P_OFFSET
-from flash_versions.versions.tiles.sequences import new_outputs
 
-launch_forward = Launcher(forward_kernel, GIVEN)
+launch_forward = Launcher(forward_kernel)
 
 
 def make_plan(
@@ -38,6 +31,7 @@ def make_plan(
     """The plan of a request's class; dtype is that of the tensors that the kernel reads."""
     fp16_scores = scales is not None and has_fp16_scores(request)
     return Plan(
+        launch_forward,
         config,
         {
             **constants(request, config),
@@ -76,7 +70,7 @@ def forward(
     """
     config = config or default_config(request)
     plan = make_plan(request, config, request.q.dtype, stamps=stamps)
-    return launch(plan, request, stamps=stamps)
+    return launch(plan, request, others=(stamps,))
 
 
 def forward_quantized(
@@ -96,22 +90,4 @@ def forward_quantized(
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
     plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
-    return launch(plan, request, boxes, scales, stamps)
-
-
-def launch(
-    plan: Plan,
-    request: Request,
-    boxes: tuple | None = None,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    stamps: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`.
-    """
-    o, lse = new_outputs(request, O_MULTIPLE)
-    optional(lse)
-    given = tensors(request, plan, boxes, o, lse, scales)
-    arguments = *given, lse if stamps is None else stamps, *numbers_of(request, plan.config)
-    launch_forward.launch(plan, (num_programs(request, plan.config),), arguments)
-    return narrowed(o, request.v), lse, None
+    return launch(plan, request, boxes, scales, (stamps,))

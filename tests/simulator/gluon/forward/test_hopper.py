@@ -11,7 +11,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import varlen_scheduler
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import (
     CONFIGS,
@@ -274,28 +273,6 @@ def test_which_share_a_tile_by_default(options, of_tile):
 def test_what_cannot_share_a_tile(switches, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         check("fa3", small("fa3", **switches), *qkv(20, 20, 6, 64, kv_heads=1), **options)
-
-
-# ------------------------------------------------------------------------------- results
-@pytest.mark.parametrize("packed", [False, True])
-def test_no_lse_at_the_address_0(packed, monkeypatch):
-    """As a replayed call has it whose caller does not get the LSE."""
-    q, k, v = qkv(200, 200, 2, 64)
-    options = {"causal": True}
-    if packed:
-        q, k, v = q[0], k[0], v[0]
-        options["cu_seqlens_q"] = torch.tensor([3, 90, 180], dtype=torch.int32)
-    request = make_request(q, k, v, **options)
-    host = HOSTS["fa3"]
-    expected, lse, _ = host.forward(request)
-    nothing = lse.new_empty(0)
-    assert lse.data_ptr() and not nothing.data_ptr()
-    again = torch.empty_like(expected), nothing
-    monkeypatch.setattr(host, "new_outputs", lambda *given: again)
-    form = varlen_scheduler.form_of
-    monkeypatch.setattr(varlen_scheduler, "form_of", lambda x: form(x if x.numel() else lse))
-    o, _, _ = host.forward(request)
-    assert torch.equal(o, expected)
 
 
 # ------------------------------------------------------------------------------- FA4: rescaling

@@ -5,16 +5,15 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Plan
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
-    default_config,
     heads_of_section,
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import exp2
-from flash_versions.versions.fa3.hopper.backward.rows import RowPlans, Workspace
+from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
 from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
@@ -24,7 +23,7 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import ragged_box
-from flash_versions.versions.tiles.tma import Box, swizzled_box
+from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -43,7 +42,7 @@ WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
 class BackwardPlan(Plan):
-    """What a class of requests has in common; with the plans of the kernels around the main one."""
+    """What a kind of requests has in common; with the plans of the kernels around the main one."""
 
     rows: RowPlans
 
@@ -86,61 +85,77 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
     return tuple(found if config.block_kv == 128 else found[:8])
 
 
-def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
-    """The arguments of the kernel that are tensors; where there is none, another one stands for
-    it.
-    """
+# Which of the first boxes' tensors have one of a second panel, too: by halves not dQ's sum.
+BESIDE, BESIDE_HALVES = (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 6, 7)
+UNKNOWN = [None] * 8
+
+
+def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tuple:
+    """The arguments of the kernel that are tensors; steps: as `Counts` has them, or UNKNOWN."""
     values, constants = space.values, plan.constants
-    tiles: torch.Tensor | None = values
-    bounds = spans = values
+    absent: Any = plan.absent(values)
+    bounds = spans = absent
     if constants["SPANS"]:
         intervals = Intervals.of(request, WARPGROUP_ROWS.value)
         assert intervals is not None
         bounds, spans = intervals.bounds, intervals.spans
-    if space.key_tiles is not None:
-        tiles = space.key_tiles.plan
-    turns = values if space.turns is None else space.turns
+    turns = absent if space.turns is None else space.turns
     claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
     if "SCHEDULER" in constants:
         claims = (turns,)
         if constants["SCHEDULER"] == "dynamic":
             claims = (counters.take(values.device),)
-    inner: tuple = request.q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    boxed = [box(x) for box, x in zip(plan.boxes, (values.transpose(1, 2), *inner))]
-    second = plan.boxes[8:]
-    if any(second):
-        if plan.config.by_halves:
-            inner = *inner[:4], *inner[5:]
-        boxed += [values if box is None else box(x) for box, x in zip(second, inner)]
-    else:
-        boxed += [values] * len(second)
+    q = request.q
+    inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
+    boxed = [box(x, at) for box, x, at in zip(plan.boxes, inner, steps)]
+    second: Any = ()
+    if plan.boxes[8:]:
+        numbers = BESIDE_HALVES if plan.config.by_halves else BESIDE
+        second = [
+            absent if box is None else box(inner[i], steps[i])
+            for box, i in zip(plan.boxes[8:], numbers)
+        ]
     return (
         *boxed,
+        *second,
         *claims,
-        tiles,
-        values if request.alibi_slopes is None else request.alibi_slopes,
+        absent if space.key_tiles is None else space.key_tiles.plan,
+        absent if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
         spans,
         turns,
-        *((values, values) if space.sums is None else (space.sums, space.arrivals)),
+        *((absent, absent) if space.sums is None else (space.sums, space.arrivals)),
     )
 
 
-def numbers(request: Request, config: BackwardConfig) -> tuple:
-    """The kernel's numbers, in the order of COUNTS."""
-    batch, kv_length, kv_heads, _ = request.k.shape
-    scales = score_scales(request)
-    section = heads_of_section(request, config)
+def count(request: Request, plan: BackwardPlan) -> Counts:
+    """What follows from the shapes and strides of a request; numbers in the order of COUNTS."""
+    q, k, v, config = request.q, request.k, request.v, plan.config
+    batch, length, heads, _ = q.shape
+    kv_batch, kv_length, kv_heads, head_dim = k.shape
     lines: tuple[int, ...] = (0, 0, 0)
     if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
-    bounds = window_bounds(request)
-    return (
-        request.q.shape[1], kv_length, kv_heads * config.parts, batch, section, *bounds,
-        request.scale, *scales, 0 if request.cu_seqlens_k is not None else kv_length,
-        *slopes_strides(request), *lines
+    numbers = (
+        length, kv_length, kv_heads * config.parts, kv_batch, heads_of_section(request, config),
+        *window_bounds(request), request.scale, *score_scales(request),
+        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
+    if request.cu_seqlens_q is not None:
+        length = config.padded_length(length + request.batch * config.block_q)
+    padded, width = config.padded_length(length), plan.rows.width
+    values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
+    line, strides = length * width, (q.stride(), k.stride(), v.stride())
+    dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
+    steps: list | None = None
+    if not request.is_ragged:
+        row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
+        of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
+        of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
+        inputs = [box_steps(x.shape, stride) for x, stride in zip((q, k, v), strides)]
+        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
+    return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:
@@ -152,14 +167,13 @@ def num_programs(request: Request, config: BackwardConfig) -> int:
 
 
 def make_plan(
+    launcher: Launcher,
     request: Request,
-    config: BackwardConfig | None = None,
+    config: BackwardConfig,
     function: Any = exp2,
     share: int | None = None,
 ) -> BackwardPlan:
-    """The plan of a request's class."""
-    config = config or default_config(request)
-    config.check(request)
+    """The plan of a request's kind."""
     if config.block_kv == 64:
         chosen: dict[str, Any] = WIDE_REGISTERS
     else:
@@ -177,6 +191,7 @@ def make_plan(
                 chosen["SCHEDULER"] = "tickets"  # so that turns are in the order of the tiles
     overlap = devices.launches_overlap(request.q.device)
     plan = BackwardPlan(
+        launcher,
         config,
         {
             **window_constants(request, config.block_kv),

@@ -100,6 +100,7 @@ warpgroup for one product is FlashAttention-4's way of dividing roles (Zadouri e
 arXiv:2603.05451).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,19 +117,18 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import (
     add,
     make_addends,
 )
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
-    BackwardPlan,
+    UNKNOWN,
+    count,
     make_plan,
-    num_programs,
-    numbers,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import exp2, make_problem
-from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
+from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, Buffers
 from flash_versions.versions.fa3.hopper.backward.wider.halves import launch_halves
@@ -291,7 +291,7 @@ def backward_kernel(
     )
 
 
-launch_backward = Launcher(backward_kernel, ("slopes",), launch_pdl=True)
+launch_backward = Launcher(backward_kernel, launch_pdl=True)
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -342,26 +342,45 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
-    plan = make_plan(request, config, function, share)
-    return launch(plan, request, o, lse, statistics, do, dlse)
+    gradients = Gradients(request, config or default_config(request), function, share)
+    return gradients(request, o, lse, statistics, do, dlse)
 
 
-def launch(
-    plan: BackwardPlan,
-    request: Request,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    statistics: None,
-    do: torch.Tensor,
-    dlse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Launch the kernels; arguments and results as those of `backward`."""
-    config = plan.config
-    space = prepare(request, o, lse, do, dlse, config, plan.rows)
-    launcher = launch_wide if config.block_kv == 64 else launch_backward
-    if config.by_halves:
-        launcher = launch_halves if config.halves else launch_pair
-    arguments = *tensors(request, space, plan), *numbers(request, config)
-    launcher.launch(plan, (num_programs(request, config),), arguments)
-    finish(request, space, plan.rows.finish)
-    return space.dq, space.dk, space.dv, space.dsink
+class Gradients:
+    """The gradients of a kind of requests, as planned for one of them; arguments as those of
+    `backward`.
+    """
+
+    def __init__(
+        self, request: Request, config: BackwardConfig, function: Any = exp2, share: Any = None
+    ) -> None:
+        config.check(request)
+        launcher = launch_wide if config.block_kv == 64 else launch_backward
+        if config.by_halves:
+            launcher = launch_halves if config.halves else launch_pair
+        self.plan = make_plan(launcher, request, config, function, share)
+
+    def prepare(self, request: Request) -> partial:
+        """The gradients of a request, called as this is, with what follows from its shapes."""
+        return partial(self, counts=count(request, self.plan))
+
+    def __call__(
+        self,
+        request: Request,
+        o: torch.Tensor,
+        lse: torch.Tensor,
+        statistics: None,
+        do: torch.Tensor,
+        dlse: torch.Tensor | None,
+        counts: Counts | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Launch the kernels; results as those of `backward`."""
+        plan, config = self.plan, self.plan.config
+        strides = request.q.stride(), request.k.stride(), request.v.stride()
+        if counts is None or counts.strides != strides:
+            counts = count(request, plan)
+        space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
+        given = tensors(request, space, plan, counts.steps or UNKNOWN)
+        plan.launch((counts.programs,), (*given, *counts.numbers))
+        finish(request, space, plan.rows)
+        return space.dq, space.dk, space.dv, space.dsink

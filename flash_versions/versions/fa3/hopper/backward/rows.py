@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2.backward import compute_delta
 from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tiles_of_keys
@@ -25,14 +26,14 @@ from flash_versions.versions.tiles.rows import (
     View,
     cdiv,
     load_row_values,
-    load_rows,
-    store_rows,
+    row_pointers,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_gradients
+from flash_versions.versions.tiles.sequences import Sequences, empty_fp32, new_gradients
 from flash_versions.versions.tiles.tma import describable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
 BLOCK = 64  # rows of a program
+VECTOR = tl.constexpr(8)  # elements of 16 bits: strides of what descriptors address are multiples
 CLEARED = tl.constexpr(256)  # counters that a program clears at once
 
 
@@ -56,6 +57,14 @@ def locate_rows(plan, sequences, q_length, heads, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def find_rows(view, rows, pos, DIM: tl.constexpr, PADDED: tl.constexpr):
+    """(pointers, mask) of the rows `pos` as a tile of PADDED columns, of which DIM exist."""
+    dim = tl.arange(0, PADDED)
+    mask = (pos < rows.length)[:, None] & (dim < DIM)[None, :]
+    return row_pointers(view, rows, pos)[:, None] + dim[None, :], mask
+
+
+@triton.jit
 def clear(counters, number):
     """0 into so many counters, by all programs together."""
     for first in range(tl.program_id(0) * CLEARED, number, tl.num_programs(0) * CLEARED):
@@ -63,7 +72,10 @@ def clear(counters, number):
         tl.store(counters + place, tl.zeros([CLEARED], tl.int32), mask=place < number)
 
 
-@triton.jit(do_not_specialize=["arrivals_number", "q_length", "padded_length", "heads", "blocks"])
+@triton.jit(do_not_specialize=[
+    "do_batch", "do_head", "do_row", "arrivals_number", "q_length", "length", "padded_length",
+    "heads", "blocks",
+])  # fmt: skip
 def prepare_kernel(
     do,
     o,
@@ -75,19 +87,27 @@ def prepare_kernel(
     arrivals,
     plan,
     sequences,
+    do_batch,
+    do_head,
+    do_row,
     arrivals_number,
     q_length,
+    length,
     padded_length,
     heads,
     blocks,
-    HAS_DLSE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_V: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
     padded_length). 0 into dQ's sum, if there are turns into their counters of STEP rows each, and
-    if groups are divided into those of arrivals.
+    if groups are divided into those of arrivals. All tensors are contiguous but dO, whose strides
+    are counted in VECTORs.
 
     An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
     0, as dLSE may well be NaN.
@@ -103,19 +123,31 @@ def prepare_kernel(
     if plan is not None:
         if sequence < 0:  # a plan has room for more tiles than there are
             return
-    o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
-    do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
+    row = heads.to(tl.int64) * DIM_V
+    o_view = View(o, row * q_length, DIM_V, row)
+    do_view = View(
+        do, do_batch.to(tl.int64) * VECTOR, do_head.to(tl.int64) * VECTOR,
+        do_row.to(tl.int64) * VECTOR
+    )  # fmt: skip
+    o_ptrs, mask = find_rows(o_view, rows, pos, DIM_V, PADDED_V)
+    do_ptrs, _ = find_rows(do_view, rows, pos, DIM_V, PADDED_V)
+    o_tile = tl.load(o_ptrs, mask=mask, other=0.0).to(tl.float32)
+    do_tile = tl.load(do_ptrs, mask=mask, other=0.0).to(tl.float32)
     delta = tl.sum(o_tile * do_tile, 1)
-    if HAS_DLSE:
-        delta -= load_row_values(dlse, rows, pos, 0.0)
-    row_lse = load_row_values(lse, rows, pos, float("-inf"))
+    lines = View(lse, heads.to(tl.int64) * q_length, q_length, 1)
+    if dlse is not None:
+        given = View(dlse, lines.batch_stride, lines.head_stride, 1)
+        delta -= load_row_values(given, rows, pos, 0.0)
+    row_lse = load_row_values(lines, rows, pos, float("-inf"))
     sees_nothing = row_lse == float("-inf")
     target = values + (rows.batch.to(tl.int64) * heads + rows.head) * 2 * padded_length
     target += padded.first + pos
     exists = padded.first + pos < padded_length
     tl.store(target, tl.where(sees_nothing, float("inf"), row_lse * LOG2E), mask=exists)
     tl.store(target + padded_length, tl.where(sees_nothing, 0.0, delta), mask=exists)
-    store_rows(dq_sum, padded, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
+    line = length.to(tl.int64) * DIM
+    ptrs, mask = find_rows(View(dq_sum, heads * line, line, DIM), padded, pos, DIM, PADDED)
+    tl.store(ptrs, tl.zeros([BLOCK, PADDED], tl.float32), mask=mask)
     if turns is not None:  # in the order of `Turns.counter`
         step = rows.batch * tl.cdiv(q_length, STEP) + (padded.first + tl.min(pos, 0)) // STEP
         tl.store(turns + 1 + step * heads + rows.head, 0)
@@ -130,7 +162,7 @@ def in_order(x, GROUP: tl.constexpr):
     return parts.permute(0, 1, 3, 2, 4).reshape(x.shape[0], x.shape[1])
 
 
-@triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
+@triton.jit(do_not_specialize=["q_length", "length", "heads", "blocks"])
 def finish_kernel(
     dq_sum,
     dq,
@@ -138,52 +170,99 @@ def finish_kernel(
     sequences,
     scale,
     q_length,
+    length,
     heads,
     blocks,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     FIRST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dQ = scale * its sum, rounded; a second panel of 16 columns begins at FIRST, if not None."""
+    """dQ, of DIM columns, = scale * its sum, of WIDTH, rounded; a second panel of 16 columns begins
+    at FIRST, if not None.
+    """
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
     if OVERLAP:
         gdc_wait()
     if plan is not None:
         if sequence < 0:
             return
-    total = load_rows(dq_sum, padded, pos, MASKED=True)
+    line = length.to(tl.int64) * WIDTH
+    ptrs, mask = find_rows(View(dq_sum, heads * line, line, WIDTH), padded, pos, WIDTH, PADDED)
+    total = tl.load(ptrs, mask=mask, other=0.0)
     if FIRST is None:
         total = in_order(total, 32)
     else:
-        is_first = tl.arange(0, dq_sum.PADDED)[None, :] < FIRST
+        is_first = tl.arange(0, PADDED)[None, :] < FIRST
         total = tl.where(is_first, in_order(total, 32), in_order(total, 16))
-    store_rows(dq, rows, pos, total * scale)
+    row = heads.to(tl.int64) * DIM
+    ptrs, mask = find_rows(View(dq, row * q_length, DIM, row), rows, pos, DIM, PADDED)
+    tl.store(ptrs, (total * scale).to(dq.dtype.element_ty), mask=mask)
 
 
-# Strides follow from lengths, so a class of requests does not know them.
-VIEWS = ("do", "o", "lse", "dlse", "dq_sum", "dq", "sequences")
-launch_prepare = Launcher(prepare_kernel, VIEWS)
-launch_finish = Launcher(finish_kernel, VIEWS, launch_pdl=True)
+launch_prepare = Launcher(prepare_kernel)
+launch_finish = Launcher(finish_kernel, launch_pdl=True)
 
 
 class RowPlans(NamedTuple):
     """The plans of both kernels: before the main one, without and with a gradient of the LSE, and
-    behind it.
+    behind it. A program has `block` rows, and dQ's sum `width` columns.
     """
 
     prepare: tuple[Plan, Plan]
     finish: Plan
+    block: int
+    width: int
 
     @classmethod
     def of(cls, request: Request, config: BackwardConfig, overlap: bool) -> "RowPlans":
-        """For a request's class; overlap: each is launched while the kernel before it runs."""
+        """For a kind of requests; overlap: each is launched while the kernel before it runs."""
         block = BLOCK if request.cu_seqlens_q is None else config.block_q
-        widths = config.widths(request.q.shape[3])
-        first = widths[0] if widths[1:] == (16,) else None
-        about = {"BLOCK": block, "STEP": config.block_q, "OVERLAP": overlap}
-        without, with_ = (Plan(config, {"HAS_DLSE": x, **about}) for x in (False, True))
-        finish = Plan(config, {"BLOCK": block, "FIRST": first, "OVERLAP": overlap})
-        return cls((without, with_), finish)
+        head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
+        width = cdiv(head_dim, 32) * 32
+        widths = config.widths(head_dim)
+        before = {
+            "DIM": width,
+            "DIM_V": head_dim_v,
+            "PADDED": padded_head_dim(width),
+            "PADDED_V": padded_head_dim(head_dim_v),
+            "BLOCK": block,
+            "STEP": config.block_q,
+            "OVERLAP": overlap,
+        }
+        behind = {
+            "DIM": head_dim,
+            "WIDTH": width,
+            "PADDED": padded_head_dim(width),
+            "BLOCK": block,
+            "FIRST": widths[0] if widths[1:] == (16,) else None,
+            "OVERLAP": overlap,
+        }
+        without, with_ = (Plan(launch_prepare, config, before) for _ in range(2))
+        return cls((without, with_), Plan(launch_finish, config, behind), block, width)
+
+
+class Counts(NamedTuple):
+    """What follows from the shapes and strides of a request, not from its gradient.
+
+    Attributes:
+        strides: of q, k and v.
+        values: shape and strides of `Workspace.values`.
+        dq_sum: the same of `Workspace.dq_sum`.
+        steps: what the descriptors of both and of q, k, v, dK and dV say, in the order of
+            `host.boxes_of`; that of dO is None. None if a plan of tiles decides.
+        numbers: the numbers of the main kernel.
+        programs: of the main kernel.
+    """
+
+    strides: tuple
+    values: tuple[tuple, tuple]
+    dq_sum: tuple[tuple, tuple]
+    steps: list | None
+    numbers: tuple
+    programs: int
 
 
 class Workspace(NamedTuple):
@@ -194,7 +273,7 @@ class Workspace(NamedTuple):
 
     k, v: those of the request; of rows with lengths of their own, contiguous.
     do: the gradient of o, as descriptors can address it.
-    values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
+    values: LSE and delta of each query (batch, 2, heads, padded length), fp32, heads apart.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
     dsink: the gradient of the sink, if there is one.
@@ -240,16 +319,15 @@ def prepare(
     dlse: torch.Tensor | None,
     config: BackwardConfig,
     plans: RowPlans,
+    counts: Counts,
 ) -> Workspace:
     """Allocate what the kernel needs, and fill in what it reads."""
     q, k, v = request.q, request.k, request.v
-    batch, q_length, heads, head_dim = q.shape
+    batch, q_length, heads, _ = q.shape
     if not describable(do):  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=torch.contiguous_format)
     dq, dk, dv = new_gradients(request)
-    length, tiles, key_tiles, sequences = q_length, None, None, None
-    plan = plans.prepare[dlse is not None]
-    block = plan.constants["BLOCK"]
+    tiles = key_tiles = sequences = None
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
             k, v = k.contiguous(), v.contiguous()
@@ -261,39 +339,39 @@ def prepare(
             tiles = None
         else:
             sequences = Sequences.of(request)
-            length = config.padded_length(q_length + request.batch * block)
     dsink = None
     if request.sink is not None:
         delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
-    padded = config.padded_length(length)
-    values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
-    width = cdiv(head_dim, 32) * 32
-    dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
+    values, dq_sum = empty_fp32(*counts.values, q.device), empty_fp32(*counts.dq_sum, q.device)
+    padded, length = counts.values[0][3], counts.dq_sum[0][1]
     turns = sums = arrivals = None
     if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
     if config.parts > 1:
         sums, arrivals = new_meeting(request, config)
-    blocks = cdiv(padded, block) if tiles is None else tiles.number
-    rows_of_lse = View.of_rows(lse)
-    launch_prepare.launch(
-        plan,
+    blocks = -(-padded // plans.block) if tiles is None else tiles.number
+    of_batch, of_row, of_head, _ = do.stride()
+    plans.prepare[dlse is not None].launch(
         (blocks * heads * batch,),
         (
-            View.of(do),
-            View.of(o),
-            rows_of_lse,
-            rows_of_lse if dlse is None else View.of_rows(dlse),
+            do,
+            o.contiguous(),
+            lse.contiguous(),
+            dlse if dlse is None else dlse.contiguous(),
             values,
-            View.of(dq_sum),
+            dq_sum,
             turns,
             arrivals,
             tiles and tiles.plan,
             sequences,
+            of_batch // VECTOR.value,
+            of_head // VECTOR.value,
+            of_row // VECTOR.value,
             0 if arrivals is None else arrivals.numel(),
             q_length,
+            length,
             padded,
             heads,
             blocks,
@@ -304,21 +382,18 @@ def prepare(
     )
 
 
-def finish(request: Request, space: Workspace, plan: Plan) -> None:
+def finish(request: Request, space: Workspace, plans: RowPlans) -> None:
     """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
     `prepare` planned.
     """
     dq, tiles = space.dq, space.tiles
     batch, q_length, heads, _ = dq.shape
     if tiles is None:
-        lines, sequences = None, None
-        blocks = cdiv(q_length, plan.constants["BLOCK"])
+        lines, sequences, blocks = None, None, -(-q_length // plans.block)
     else:
         lines, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
-    source = View.of(space.dq_sum)
-    target = View(*View.of(dq)[:5], source.PADDED)  # of 16 dims, 32 columns
-    launch_finish.launch(
-        plan,
+    length = space.dq_sum.shape[1]
+    plans.finish.launch(
         (blocks * heads * batch,),
-        (source, target, lines, sequences, request.scale, q_length, heads, blocks),
+        (space.dq_sum, dq, lines, sequences, request.scale, q_length, length, heads, blocks),
     )

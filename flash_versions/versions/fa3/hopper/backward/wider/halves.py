@@ -302,4 +302,4 @@ def backward_halves_kernel(
     )
 
 
-launch_halves = Launcher(backward_halves_kernel, ("slopes",), launch_pdl=True)
+launch_halves = Launcher(backward_halves_kernel, launch_pdl=True)

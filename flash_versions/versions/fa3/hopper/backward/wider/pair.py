@@ -331,4 +331,4 @@ def backward_pair_kernel(
     )
 
 
-launch_pair = Launcher(backward_pair_kernel, ("slopes",), launch_pdl=True)
+launch_pair = Launcher(backward_pair_kernel, launch_pdl=True)

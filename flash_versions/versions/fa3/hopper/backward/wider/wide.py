@@ -383,4 +383,4 @@ def backward_wide_kernel(
     )
 
 
-launch_wide = Launcher(backward_wide_kernel, ("slopes",), launch_pdl=True)
+launch_wide = Launcher(backward_wide_kernel, launch_pdl=True)

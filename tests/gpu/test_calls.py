@@ -1,23 +1,16 @@
-"""Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
+"""Calls as people make them on a GPU: again, in threads and streams, in graphs, under hooks."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 import torch
 from triton import knobs
 
 from flash_versions import VERSIONS, attention
-from flash_versions.dispatch.replay import graphs, keys
+from flash_versions.versions import fa3, fa4
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def kept_at_once(monkeypatch):
-    """The first call is kept, so that the second is recorded and the third replayed."""
-    monkeypatch.setattr(keys, "OFTEN", 1)
 
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -82,29 +75,22 @@ def results(version, leaves, options):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CALLS)
-def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch):
+def test_a_planned_call_gives_the_bits_of_the_first(case, version):
+    """Of other tensors, too: what a plan keeps of the call that made it is of no tensor."""
     make, given = CALLS[case]
-    options = given()
-    kept = [make() for _ in range(5)]
-
-    def everything():
-        return [results(version, leaves, options) for leaves in kept for _ in range(2)]
-
+    options, kept = given(), [make() for _ in range(3)]
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(keys, "place_of", lambda x: None)
-            expected = everything()
+        first = []
+        for leaves in kept:
+            for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
+                chosen.plans.clear()
+            first.append(results(version, leaves, options))
     except ValueError as error:
         pytest.skip(str(error))
-    assert not keys.known
-    found = everything()
-    for mine, theirs in zip(found, expected):
-        for x, y in zip(mine, theirs, strict=True):
-            assert torch.equal(x, y)
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    assert call.forward.replay is not None or version == "fa1", call.forward.reason
-    backwards = [tape for found in call.backwards.values() for _, tape in found]
-    assert (call.usual is not None) == any(tape.replay for tape in backwards)
+    for _ in range(2):
+        for leaves, expected in zip(kept, first):
+            for x, y in zip(results(version, leaves, options), expected, strict=True):
+                assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
@@ -141,7 +127,7 @@ def test_streams_and_threads(version):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
-def test_a_graph_captures_a_backward_after_replays(version):
+def test_a_graph_captures_a_backward(version):
     leaves = dense()
     for _ in range(4):
         before = results(version, leaves, {"causal": True})
@@ -168,13 +154,10 @@ def test_a_hook_of_triton_sees_every_launch(monkeypatch):
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_no_memory_is_kept(version):
-    """Neither of any call nor of the one that was recorded."""
-
     def step():
         results(version, dense(M=1024, N=1024), {"causal": True})
 
-    for _ in range(4):  # replays keep a block of scratch memory for each stream
-        step()
+    step()
     torch.cuda.synchronize()
     gc.collect()  # what other tests have left
     before = torch.cuda.memory_allocated()
@@ -184,88 +167,12 @@ def test_no_memory_is_kept(version):
     assert torch.cuda.memory_allocated() <= before
 
 
-@pytest.mark.parametrize("case", CALLS)
-def test_without_an_lse_o_is_the_same(case, monkeypatch):
-    make, given = CALLS[case]
-    options, kept = given() | {"version": "fa3"}, [make() for _ in range(4)]
-    with monkeypatch.context() as patch:
-        patch.setattr(keys, "place_of", lambda x: None)
-        expected = [attention(*leaves, **options) for leaves in kept]
-    found = [attention(*leaves, **options) for leaves in kept]
-    assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
 @pytest.mark.parametrize("case", ["causal", "packed"])
-def test_kernels_are_launched_by_the_driver_alone(case, version):
-    """Two kernels as a graph."""
+def test_a_thread_that_never_used_the_gpu(case):
+    """It has no context of CUDA."""
     make, given = CALLS[case]
-    options = given()
-    for _ in range(4):
-        results(version, make(), options)
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    ((_, tape),) = [one for found in call.backwards.values() for one in found]
-    for replay in (call.forward.replay, tape.replay):
-        assert "start_again(" in replay.__doc__ or "graphs.pop" in replay.__doc__
-        assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
-    assert ("graphs.pop" in call.forward.replay.__doc__) == (case == "packed")
-
-
-@pytest.mark.parametrize("case", ["causal", "packed"])
-@pytest.mark.parametrize("graph", ["a new graph", "a graph that is there"])
-def test_a_thread_that_never_used_the_gpu(case, graph, monkeypatch):
-    """It has no context of CUDA, which the driver needs, also to make a graph."""
-    make, given = CALLS[case]
-    options = {**given(), "version": "fa3"}
-    for _ in range(4):
-        attention(*make(), **options)
-    leaves = make()
-    with monkeypatch.context() as patch:
-        patch.setattr(keys, "place_of", lambda x: None)
-        expected = attention(*leaves, **options)
-    if graph == "a new graph":
-        for kept in graphs.pools.values():
-            kept.clear()
+    options, leaves = {**given(), "version": "fa3"}, make()
+    expected = attention(*leaves, **options)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(attention, *leaves, **options).result()
     assert torch.equal(found, expected)
-    assert any(graphs.pools.values()) == (case == "packed")
-
-
-def test_a_graph_is_made_and_launched_while_another_thread_captures():
-    """Which ends no capture."""
-    leaves, side = packed(), torch.cuda.Stream()
-    options = {"cu_seqlens_q": cuts(0, 20, 700), "causal": True, "version": "fa3"}
-    x, captured = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            expected = attention(*leaves, **options)
-    torch.cuda.synchronize()
-    for kept in graphs.pools.values():
-        kept.clear()
-    begun, made = Event(), Event()
-
-    def capture():
-        # `torch.cuda.graph` would give back the memory that torch keeps for the call below, which
-        # then had to ask for some: that ends the capture.
-        with torch.cuda.stream(torch.cuda.Stream()):
-            captured.capture_begin(capture_error_mode="global")
-            begun.set()
-            made.wait(60)
-            x.add_(1)
-            captured.capture_end()
-
-    with ThreadPoolExecutor(1) as pool:
-        capturing = pool.submit(capture)
-        assert begun.wait(60)
-        try:
-            with torch.cuda.stream(side):
-                found = attention(*leaves, **options)
-        finally:
-            made.set()
-        capturing.result()
-    captured.replay()
-    torch.cuda.synchronize()
-    assert any(graphs.pools.values()), "no graph was made"
-    assert torch.equal(found, expected) and x.eq(1).all()
