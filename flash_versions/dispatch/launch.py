@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from triton import knobs
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flash_versions.dispatch.replay.driver import has_hooks
+from flash_versions.dispatch.replay.recording import note
 
 
 class Launcher:
@@ -79,6 +81,7 @@ class Launcher:
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **self.options
         )
+        note(compiled, (*grid, 1, 1)[:3], (*arguments, *values))
         if compiled is not None:  # a simulated kernel has no compiled form
             self.compiled[key] = compiled
         return compiled
@@ -114,17 +117,12 @@ def kinds_of(arguments: Iterable[Any]) -> list:
     return found
 
 
-def has_hooks() -> bool:
-    """Whether a hook of Triton is set, such as a profiler's, which is called at each launch."""
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))  # chains, or one
-
-
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Launch a compiled form that was launched before: compiled[grid](*arguments), but it skips the
     hook calls if no hook is set, such as a profiler's.
     """
     x, y, z = (*grid, 1, 1)[:3]
+    note(compiled, (x, y, z), arguments)
     if has_hooks():
         compiled[x, y, z](*arguments)
         return

@@ -15,6 +15,7 @@ from types import CodeType, ModuleType
 
 import torch
 
+from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Backward, Forward, Version, kernel_limits
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -69,6 +70,7 @@ def load_version(path: str | PathLike[str]) -> Version:
         return kernel_limits(request) or own_limits(request)
 
     backward = getattr(module, "backward", None)
+    keys.known.clear()  # calls of the file as it was before
     EXPLICIT[name] = Version(
         name=name,
         title=(module.__doc__ or name).strip().splitlines()[0],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flash_versions import attention, masks
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
@@ -132,12 +132,12 @@ def test_captured_launches_beyond_those_in_store(monkeypatch):
 
 def test_attention_uses_it_and_trains_through_it(monkeypatch):
     seen = []
-    launch = Launcher.launch
-    monkeypatch.setattr(Launcher, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
+    launch = Plan.launch
+    monkeypatch.setattr(Plan, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
     leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
     o = attention(*leaves, causal=True, version="fa3")
     o.float().square().sum().backward()
     o = o.detach()
-    assert seen.count(host.launch_forward) == 1
+    assert [plan.launcher for plan in seen].count(host.launch_forward) == 1
     do = (2 * o.float()).to(o.dtype)
     assert_gradients_right(make_request(*leaves, causal=True), [x.grad for x in leaves], do)

@@ -9,7 +9,7 @@ import torch
 
 from flash_versions import attention
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
@@ -159,10 +159,10 @@ def test_several_streams_in_order():
 
 def test_attention_uses_it_in_order_or_not(monkeypatch):
     seen = []
-    launch = Launcher.launch
-    monkeypatch.setattr(Launcher, "launch", lambda *given: (seen.append(given[:2]), launch(*given)))
+    launch = Plan.launch
+    monkeypatch.setattr(Plan, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
     leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
     for ordered in (False, True):
         attention(*leaves, causal=True, version="fa3", deterministic=ordered).sum().backward()
-    plans = [plan for launcher, plan in seen if launcher is backward_hopper.launch_backward]
+    plans = [plan for plan in seen if plan.launcher is backward_hopper.launch_backward]
     assert [plan.constants["ORDERED"] for plan in plans] == [False, True]

@@ -4,12 +4,14 @@ import torch
 from torch.autograd import forward_ad
 
 from flash_versions.dispatch.autograd.compute import run_forward
+from flash_versions.dispatch.autograd.derivatives import NO_FORWARD_MODE
+from flash_versions.dispatch.autograd.kept import Call, serve
 from flash_versions.dispatch.autograd.operators import (
-    NO_FORWARD_MODE,
     Node,
     forward_operator,
     is_plain,
 )
+from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
 
@@ -19,9 +21,12 @@ NO_TRANSFORM = (
 )
 
 
-def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(
+    name: str | Version, request: Request, slot: keys.Slot | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. A baseline may give None for the LSE.
+    ("auto"); differentiable. A baseline may give None for the LSE. With a slot, the call is kept
+    there for later ones.
 
     An operator costs tens of microseconds on the host, as much as launching the kernels. So a
     request of plain tensors that nothing watches runs the same code without it.
@@ -38,6 +43,11 @@ def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tens
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
     if is_plain(request):
+        # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
+        if slot is not None and VERSIONS.get(version.name) is version:
+            call = Call(version, request, request.needs_grad)
+            slot.keep(call)
+            return serve(call, call.tensors(request))
         if request.needs_grad:
             o, lse, _ = Node.apply(version, request, request.q, request.k, request.v, request.sink)
         else:

@@ -17,8 +17,13 @@ from flash_versions.dispatch.autograd.compute import (
     empty_results,
     run_backward,
     run_differentiable,
-    run_forward,
 )
+from flash_versions.dispatch.autograd.derivatives import (
+    NO_FORWARD_MODE,
+    FirstDerivative,
+    has_tangent,
+)
+from flash_versions.dispatch.autograd.kept import backward_of, forward_of
 from flash_versions.dispatch.request import PLACES, Fields, Request
 from flash_versions.dispatch.version import Version, differentiable
 
@@ -41,10 +46,6 @@ operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
 
-NO_FORWARD_MODE = (
-    "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
-    "torch.autograd.forward_ad."
-)
 # Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a
 # segmentation fault (an H200, torch 2.11).
 NOT_AHEAD_OF_TIME = ("cuda",)
@@ -62,14 +63,6 @@ def refuse_ahead_of_time(device: torch.device) -> None:
         )
 
 
-def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
-    """There is no second derivative."""
-    raise RuntimeError(
-        "attention has no second derivative: its backward was itself asked for a gradient; use "
-        "version='reference' where create_graph=True is needed."
-    )
-
-
 def tensors_alone(results: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
     """The results with an empty tensor in the place of None, which an operator cannot return."""
     first = results[0]
@@ -79,13 +72,13 @@ def tensors_alone(results: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tenso
 
 def forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """(o, lse, statistics) of the request with these fields; see `Version`."""
-    return tensors_alone(run_forward(differentiable(name), Request(*fields)))
+    return tensors_alone(forward_of(differentiable(name), Request(*fields)))
 
 
 def backward(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
     request, given = Request(*arguments[:NUM_FIELDS]), arguments[NUM_FIELDS:]
-    return tensors_alone(run_backward(differentiable(name), request, *given))
+    return tensors_alone(backward_of(differentiable(name), request, *given))
 
 
 def fake_forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
@@ -151,11 +144,6 @@ class Node(torch.autograd.Function):
         return None, None, *gradients, None if request.sink is None else dsink
 
 
-def has_tangent(x: torch.Tensor | None) -> bool:
-    """Whether a tensor carries a forward-mode derivative."""
-    return x is not None and forward_ad.unpack_dual(x).tangent is not None
-
-
 def forward_with_gradient(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """The forward operator as autograd calls it: a node if a gradient is asked for."""
     request = Request(*fields)
@@ -183,18 +171,6 @@ def is_plain(request: Request) -> bool:
         return False
     types = {type(values[i]) for i in PLACES}
     return types <= PLAIN
-
-
-class FirstDerivative(torch.autograd.Function):
-    """Gradients that cannot be differentiated again. They come with the tensors that they depend
-    on.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradients, *tensors):  # noqa: D102
-        return gradients
-
-    backward = staticmethod(refuse_double_backward)
 
 
 def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:

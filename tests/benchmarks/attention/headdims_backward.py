@@ -22,7 +22,7 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fa3 import forward
-from flash_versions.versions.fa3.hopper.backward import host, kernel
+from flash_versions.versions.fa3.hopper.backward import kernel
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.attention.headdims import PEERS, SMALL, Shape, drawn, run
@@ -54,9 +54,9 @@ class Call(NamedTuple):
 
     def planned(self, config: BackwardConfig) -> Callable:
         """FA3's kernels for Hopper."""
-        plan = host.make_plan(self.request, config)
+        gradients = kernel.Gradients(self.request, config)
         rest = self.o, self.lse, None, self.do, None
-        return lambda: kernel.launch(plan, self.request, *rest)[:3]
+        return lambda: gradients(self.request, *rest)[:3]
 
     def peer(self, function: Callable, **options) -> Callable:
         """A peer's backward, through autograd."""

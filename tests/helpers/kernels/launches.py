@@ -9,6 +9,8 @@ import torch
 
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
+from flash_versions.dispatch.replay import keys, recording
+from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import sink
 from flash_versions.versions.fa3.hopper import host as fa3_hopper
@@ -20,6 +22,7 @@ from flash_versions.versions.fa3.hopper.backward.wider import wide as backward_h
 from flash_versions.versions.fa4.hopper import host as fa4_hopper
 from flash_versions.versions.tiles import tile_scheduler, wgmma
 
+STREAM = 7
 H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
 LAUNCHERS = {
     "forward": fa3_hopper.launch_forward,
@@ -62,6 +65,17 @@ class StandIn:
         self.launches.append((self.name, grid, self.constants, *map(self.tell, arguments)))
 
 
+class TapeOf(Tape):
+    """A tape, and the function that it is given at each call."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def __call__(self, tensors, stream):
+        return super().__call__(self.function, tensors, stream)
+
+
 def noted(x):
     """An argument as something to compare: of a tensor all but its address."""
     if isinstance(x, torch.Tensor):
@@ -69,6 +83,14 @@ def noted(x):
     if hasattr(x, "base"):
         return [noted(x.base), *[repr(v) for k, v in vars(x).items() if k != "base"]]
     return [noted(y) for y in x] if isinstance(x, tuple) else repr(x)
+
+
+def on_a_gpu(monkeypatch):
+    """CPU tensors pass as those of the current GPU, in a stream in which tapes are played."""
+    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    monkeypatch.setattr(keys, "current_device", lambda: 0)
+    monkeypatch.setattr(keys, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(keys, "is_capturing", lambda: False)
 
 
 @contextmanager
@@ -81,6 +103,7 @@ def noted_launches(monkeypatch, tell=noted):
     driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
     monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
     pair = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setitem(recording.lasting, pair.data_ptr(), pair)
     monkeypatch.setattr(tile_scheduler.Counters, "take", lambda *given: pair)
     monkeypatch.setattr(wgmma, "available", lambda device: True)
     with devices.assume(H200):

@@ -1,4 +1,4 @@
-"""Calls as people make them on a GPU: again, in threads and streams, in graphs, under hooks."""
+"""Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +8,15 @@ import torch
 from triton import knobs
 
 from flash_versions import VERSIONS, attention
-from flash_versions.versions import fa3, fa4
+from flash_versions.dispatch.replay import keys
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def kept_at_once(monkeypatch):
+    """The first call is kept, so that the second is recorded and the third replayed."""
+    monkeypatch.setattr(keys, "OFTEN", 1)
 
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -75,22 +81,29 @@ def results(version, leaves, options):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CALLS)
-def test_a_planned_call_gives_the_bits_of_the_first(case, version):
-    """Of other tensors, too: what a plan keeps of the call that made it is of no tensor."""
+def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch):
     make, given = CALLS[case]
-    options, kept = given(), [make() for _ in range(3)]
+    options = given()
+    kept = [make() for _ in range(5)]
+
+    def everything():
+        return [results(version, leaves, options) for leaves in kept for _ in range(2)]
+
     try:
-        first = []
-        for leaves in kept:
-            for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
-                chosen.plans.clear()
-            first.append(results(version, leaves, options))
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "place_of", lambda x: None)
+            expected = everything()
     except ValueError as error:
         pytest.skip(str(error))
-    for _ in range(2):
-        for leaves, expected in zip(kept, first):
-            for x, y in zip(results(version, leaves, options), expected, strict=True):
-                assert torch.equal(x, y)
+    assert not keys.known
+    found = everything()
+    for mine, theirs in zip(found, expected):
+        for x, y in zip(mine, theirs, strict=True):
+            assert torch.equal(x, y)
+    ((_, call),) = [one for found in keys.known.values() for one in found]
+    assert call.forward.replay is not None or version == "fa1", call.forward.reason
+    backwards = [tape for found in call.backwards.values() for _, tape in found]
+    assert (call.usual is not None) == any(tape.replay for tape in backwards)
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
@@ -127,7 +140,7 @@ def test_streams_and_threads(version):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
-def test_a_graph_captures_a_backward(version):
+def test_a_graph_captures_a_backward_after_replays(version):
     leaves = dense()
     for _ in range(4):
         before = results(version, leaves, {"causal": True})
@@ -154,10 +167,13 @@ def test_a_hook_of_triton_sees_every_launch(monkeypatch):
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_no_memory_is_kept(version):
+    """Neither of any call nor of the one that was recorded."""
+
     def step():
         results(version, dense(M=1024, N=1024), {"causal": True})
 
-    step()
+    for _ in range(4):  # replays keep a block of scratch memory for each stream
+        step()
     torch.cuda.synchronize()
     gc.collect()  # what other tests have left
     before = torch.cuda.memory_allocated()
@@ -167,12 +183,31 @@ def test_no_memory_is_kept(version):
     assert torch.cuda.memory_allocated() <= before
 
 
+@pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
 @pytest.mark.parametrize("case", ["causal", "packed"])
-def test_a_thread_that_never_used_the_gpu(case):
-    """It has no context of CUDA."""
+def test_kernels_are_launched_by_the_driver_alone(case, version):
     make, given = CALLS[case]
-    options, leaves = {**given(), "version": "fa3"}, make()
-    expected = attention(*leaves, **options)
+    options = given()
+    for _ in range(4):
+        results(version, make(), options)
+    ((_, call),) = [one for found in keys.known.values() for one in found]
+    ((_, tape),) = [one for found in call.backwards.values() for one in found]
+    for replay in (call.forward.replay, tape.replay):
+        assert "start_again(" in replay.__doc__
+        assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
+
+
+@pytest.mark.parametrize("case", ["causal", "packed"])
+def test_a_thread_that_never_used_the_gpu(case, monkeypatch):
+    """It has no context of CUDA, which the driver needs."""
+    make, given = CALLS[case]
+    options = {**given(), "version": "fa3"}
+    for _ in range(4):
+        attention(*make(), **options)
+    leaves = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "place_of", lambda x: None)
+        expected = attention(*leaves, **options)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(attention, *leaves, **options).result()
     assert torch.equal(found, expected)

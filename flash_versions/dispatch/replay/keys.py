@@ -1,0 +1,200 @@
+"""What decides how a call is served, and the calls that were served before.
+
+A key has what Python knows at once: options, shapes, alignment. What else a call depends on, torch
+compares in C++, as it does before it runs a graph of torch.compile (`alike`).
+
+In a model, a call's code and data have left the CPU's caches since the call before, and a backward
+runs in a thread that has just woken up. Then each function that is entered, in Python or in C,
+takes several times as long as in a loop, and so does each name that is looked up in `torch._C`. So
+every call enters few functions, and they were looked up at import.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from flash_versions.dispatch.replay.driver import BOX_ALIGNED, has_hooks
+
+MAX_KEYS = 4096
+MAX_ALIKE = 16  # of one key
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+# A torch without CUDA has none of them.
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+asks_for_determinism: Callable[[], bool] = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
+Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
+
+# How often a key comes until a call is kept. What comes after that is recorded and compiled, which
+# takes as long as several ordinary calls, and of ragged data most lengths come a few times only.
+OFTEN = 4
+
+Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
+known: dict[tuple, Kept] = {}  # calls that were served
+seen: dict[tuple, int] = {}  # how often keys came of which none was kept yet
+
+
+def place_of(x: torch.Tensor) -> tuple[int, int] | None:
+    """(device, stream) where a kernel for this tensor runs, if a tape may be played there: on the
+    current GPU, in a stream that is not captured into a graph, without hooks of a profiler. A
+    backward that is `Call.usual` looks for no hook: one that was set since its forward misses it.
+    """
+    if not x.is_cuda:
+        return None
+    device = x.get_device()
+    if device != current_device() or is_capturing() or has_hooks():
+        return None
+    return device, current_stream(device)
+
+
+def is_quiet() -> bool:
+    """Whether nothing of torch watches calls or changes them: torch.compile and torch.export, a
+    dispatch mode, a transform such as vmap, forward-mode differentiation.
+    """
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def is_cast(*tensors: torch.Tensor) -> bool:
+    """Whether autocast, which is on, changes one of them."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return any(x.dtype != dtype for x in tensors)
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether other tensors are like these, and the thread is in such a state: type, dtype, shape,
+    strides, device, requires_grad; and, as torch knows from the dispatch keys of both, what changes
+    the meaning of operations: negative views, inference mode, autocast, dispatch modes, tracing,
+    transforms such as vmap. The grad mode is none of these.
+    """
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    assert Guards is not None
+    check = Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    if not torch.is_autocast_enabled():
+        return check
+    dtype = torch.get_autocast_dtype("cuda")  # torch compares whether autocast is on, not its dtype
+    return lambda *others: torch.get_autocast_dtype("cuda") == dtype and check(*others)
+
+
+def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
+    """Keep what serves tensors that are like these."""
+    if len(kept) >= MAX_ALIKE:
+        kept.clear()
+    kept.append((alike(tensors), what))
+
+
+class Slot(NamedTuple):
+    """Where a call can be kept: under a key, for tensors like its own, each object once."""
+
+    key: tuple
+    tensors: tuple[torch.Tensor, ...]
+
+    def keep(self, call: Any) -> None:
+        """Keep a call for others like it."""
+        if len(known) >= MAX_KEYS:
+            known.clear()
+        keep(known.setdefault(self.key, []), self.tensors, call)
+
+
+def find(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, others: tuple, options: tuple
+) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
+    """The call that serves these arguments, if one was kept.
+
+    Args:
+        q: as `attention` takes it.
+        k: likewise.
+        v: likewise.
+        others: the optional tensors that were given, in the order of `Request`.
+        options: the other arguments, and which optional tensors were given.
+
+    Returns:
+        (call, tensors, stream) if a call was kept: it serves `tensors`, all that were given.
+        (None, tensors, slot) if the key came often and no call was kept: the caller can keep one
+        there, see `Slot`.
+        (None, (), None) if the call came seldom or cannot be replayed. With a torch without
+        `Guards`, none can.
+    """
+    if Guards is None or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return NOT_FOUND
+    if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
+        return NOT_FOUND
+    try:
+        a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if not others:
+            tensors: tuple = (q, k, v)
+            rare = (a | b | c) % BOX_ALIGNED or a in (b, c) or b == c or not (a and b and c)
+        elif len(others) == 1:  # such as cu_seqlens_q
+            tensors = q, k, v, others[0]
+            d = others[0].data_ptr()
+            rare = (a | b | c | d) % BOX_ALIGNED or len({0, a, b, c, d}) < 5
+        else:
+            tensors, rare = (q, k, v, *others), True
+        once, where = tensors, None
+        if rare:
+            once, where = arrangement(tensors)
+        key = (
+            *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
+            where,
+        )  # fmt: skip
+        kept = known.get(key, ())
+    except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
+        return NOT_FOUND
+    for fits, call in kept:
+        if fits(*once):
+            return call, tensors, place[1]
+    if key not in known and (times := seen.get(key, 0) + 1) < OFTEN:
+        if len(seen) >= MAX_KEYS:
+            seen.clear()
+        seen[key] = times
+        return NOT_FOUND
+    if not (is_quiet() and all(map(is_plain, tensors))):
+        return NOT_FOUND
+    if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
+        return NOT_FOUND
+    if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
+        return NOT_FOUND
+    return None, tensors, Slot(key, once)
+
+
+NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is torch's own, has memory, and that is what it says."""
+    return type(x) in PLAIN and not x.is_neg() and x.data_ptr() != 0
+
+
+def arrangement(tensors: tuple) -> tuple[tuple, tuple | None]:
+    """The tensors, each object once (`distinct`), and how all of them lie in memory: their
+    alignment, which begin where another does, which are one object. None if all are aligned and no
+    two begin at one address.
+    """
+    addresses = [x.data_ptr() for x in tensors]
+    if not reduce(or_, addresses) % BOX_ALIGNED and len({0, *addresses}) > len(addresses):
+        return tensors, None
+    once, places = distinct(tensors)
+    return once, (
+        *[(a % BOX_ALIGNED if a else None, addresses.index(a)) for a in addresses],
+        places,
+    )
+
+
+def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...]]:
+    """The tensors, each object once, because torch's guards refuse an object that comes twice; and
+    where each tensor is among these.
+    """
+    objects = {id(x): x for x in tensors}
+    places = {key: place for place, key in enumerate(objects)}
+    return tuple(objects.values()), tuple([places[id(x)] for x in tensors])
