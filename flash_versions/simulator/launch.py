@@ -3,8 +3,6 @@
 import functools
 import inspect
 import itertools
-import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from flash_versions.simulator.floats import as_on_a_gpu
 from flash_versions.simulator.gluon.machine import run_grid
 from flash_versions.simulator.gluon.tma import descriptor
 from flash_versions.simulator.memory import Descriptor, Memory, pointer_to
+from flash_versions.simulator.notice import say
 from flash_versions.simulator.rebind import rebound
 from flash_versions.simulator.source import assigned, is_constexpr_text
 from flash_versions.simulator.state import Program, here
@@ -165,72 +164,3 @@ def reason(error: Exception) -> str:
     if isinstance(error, AttributeError):
         return said.replace("'Tile' object", "a tile").replace("'Pointer' object", "a pointer")
     return said
-
-
-NOTICE = (
-    "flash_versions: no GPU found, so kernels are simulated on the CPU: for reading and testing, "
-    "not for speed.\n"
-)
-NEEDLESS = (
-    "flash_versions: TRITON_INTERPRET is not needed and is ignored: launches with tensors on the "
-    "CPU are simulated.\n"
-)
-unsaid = {"notice"}
-
-
-def say() -> None:
-    """Say once on stderr that kernels are simulated, if that is because there is no GPU."""
-    if unsaid and not torch.cuda.is_available():
-        unsaid.clear()
-        if "--quiet" not in sys.argv[1:]:  # of a command of ours
-            sys.stderr.write(NOTICE)
-
-
-def on_cpu(arguments: Any) -> bool:
-    """Whether the tensors among the arguments of a launch are on the CPU.
-
-    Raises:
-        ValueError: only some of them are, or one is where no kernel runs.
-    """
-    places = {y.device.type for x in arguments for y in tensors_in(x)}
-    if places == {"cpu"}:
-        return True
-    if "cpu" in places or "meta" in places:
-        raise ValueError(
-            f"the tensors of this launch are on {' and '.join(sorted(places))}; kernels take "
-            "tensors that are all on the CPU, where they are simulated, or all on a GPU"
-        )
-    return False
-
-
-def tensors_in(x: Any) -> list[torch.Tensor]:
-    """The tensors of an argument: of a tuple or of a descriptor, too."""
-    if isinstance(x, torch.Tensor):
-        return [x]
-    if isinstance(x, tuple):
-        return [tensor for y in x for tensor in tensors_in(y)]
-    return tensors_in(x.base) if type(x).__name__ == "TensorDescriptor" else []
-
-
-def install() -> None:
-    """Let `kernel[grid](...)` simulate a launch with tensors on the CPU, which Triton refuses; all
-    other launches are Triton's. Calling it again changes nothing.
-    """
-    if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on"):
-        sys.stderr.write(NEEDLESS)
-        del os.environ["TRITON_INTERPRET"]
-    from triton.runtime.jit import JITFunction
-
-    original = JITFunction.run
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        if not warmup and on_cpu((*arguments, *named.values())):
-            launch(self, grid, arguments, named)
-            return None
-        return original(self, *arguments, grid=grid, warmup=warmup, **named)
-
-    run.simulates = True  # type: ignore[attr-defined]  # for those who ask
-    JITFunction.run = run
