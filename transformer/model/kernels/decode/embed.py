@@ -13,7 +13,7 @@ from flash_versions.dispatch.device import devices
 from transformer.model.kernels.decode.gemv import DTYPES, check_device, overlapping
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["new", "capacity"])
 def embed_kernel(
     tokens,
     embedding,

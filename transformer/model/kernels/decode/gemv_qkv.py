@@ -42,25 +42,23 @@ class Heads(NamedTuple):
     page_stride: Any
     page_size: Any
     block_table: Any
-    max_pages: Any
     lengths: Any
     table: Any
-    new: Any  # tokens of each row
     QUERY: Any
     KV: Any
     HALF: Any  # of head_dim
 
 
 @triton.jit
-def angles(heads, token, head, dim, inside):
+def angles(heads, new, token, head, dim, inside):
     """Slot, cosine and sine for the dims (`dim`, `dim` + HALF) of heads, which broadcast to a tile;
     0 degrees for values.
 
     Heads are counted through: those of the queries, then of the keys, then of the values; so are
-    tokens, row by row. A token's slot is its position.
+    tokens, row by row, `new` of each. A token's slot is its position.
     """
-    length = tl.load(heads.lengths + token // heads.new).to(tl.int64)
-    slot = length - heads.new + token % heads.new
+    length = tl.load(heads.lengths + token // new).to(tl.int64)
+    slot = length - new + token % new
     angle = heads.table + slot * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
     turned = inside & (head < heads.QUERY + heads.KV)
     cos = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
@@ -69,7 +67,7 @@ def angles(heads, token, head, dim, inside):
 
 
 @triton.jit
-def turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside):
+def turn_and_store(heads, new, max_pages, one, other, slot, cos, sin, token, head, dim, inside):
     """Turn pairs of dims by their angles, round, and store: queries to q, keys and values to their
     slots in the cache.
     """
@@ -82,10 +80,10 @@ def turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside):
     tl.store(to_query, first, mask=is_query)
     tl.store(to_query + HALF, second, mask=is_query)
 
-    batch = token // heads.new
+    batch = token // new
     page = batch.to(tl.int64)
     if heads.block_table is not None:
-        page = tl.load(heads.block_table + batch * heads.max_pages + slot // heads.page_size)
+        page = tl.load(heads.block_table + batch * max_pages + slot // heads.page_size)
         page, slot = page.to(tl.int64), slot % heads.page_size
     kv_head = head - heads.QUERY
     to_cache = heads.cache + kv_head // heads.KV * heads.half_stride + page * heads.page_stride
@@ -95,7 +93,7 @@ def turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside):
     tl.store(to_cache + HALF, second, mask=is_cached)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages"])
 def qkv_kernel(
     x,
     norm_weight,
@@ -103,6 +101,7 @@ def qkv_kernel(
     weight,
     bias,
     heads,
+    max_pages,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -120,12 +119,12 @@ def qkv_kernel(
     pair = first + tl.arange(0, PAIRS)
     head, dim, inside = pair // HALF, pair % HALF, pair < ALL
     # Asked for here, the angles are there when the product is.
-    slot, cos, sin = angles(heads, 0, head, dim, inside)
+    slot, cos, sin = angles(heads, 1, 0, head, dim, inside)
     found = project(x, norm_weight, eps, weight, row, w, K, BLOCK_K)
     if bias is not None:
         found += tl.load(bias + row).to(tl.float32)
     one, other = pairs(found, PAIRS)
-    turn_and_store(heads, one, other, slot, cos, sin, 0, head, dim, inside)
+    turn_and_store(heads, 1, max_pages, one, other, slot, cos, sin, 0, head, dim, inside)
 
 
 @triton.jit
@@ -137,13 +136,15 @@ def norm_weight(q_norm, k_norm, heads, head, dim, inside):
     return of_query + tl.load(k_norm + dim, mask=is_key, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["new", "max_pages"])
 def place_kernel(
     projected,
     q_norm,
     k_norm,
     eps,
     heads,
+    new,
+    max_pages,
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -169,8 +170,8 @@ def place_kernel(
         is_value = head >= heads.QUERY + heads.KV
         one = tl.where(is_value, one, one * scale * of_one)
         other = tl.where(is_value, other, other * scale * of_other)
-    slot, cos, sin = angles(heads, token, head, dim, inside)
-    turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside)
+    slot, cos, sin = angles(heads, new, token, head, dim, inside)
+    turn_and_store(heads, new, max_pages, one, other, slot, cos, sin, token, head, dim, inside)
 
 
 def qkv(
@@ -242,20 +243,19 @@ def qkv(
         cache,
         cache.stride(0),
         cache.stride(1),
-        page_size,
+        0 if block_table is None else page_size,
         block_table,
-        0 if block_table is None else block_table.shape[1],
         lengths,
         table,
-        tokens // batch,
         tl.constexpr(heads),
         tl.constexpr(kv_heads),
         tl.constexpr(head_dim // 2),
     )
+    max_pages = 0 if block_table is None else block_table.shape[1]
     with devices.on_device(x):
         if tokens == 1 and q_norm is None and k_norm is None:
             eps = 0.0 if norm is None else norm.eps
-            arguments = (x, weight_of(norm), eps, weight, bias, place)
+            arguments = (x, weight_of(norm), eps, weight, bias, place, max_pages)
             launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], overlap)
             return q
         projected = linear(x, weight, bias, norm=norm, overlap=overlap)
@@ -267,6 +267,8 @@ def qkv(
             weight_of(k_norm),
             0.0 if q_norm is None else q_norm.eps,
             place,
+            tokens // batch,
+            max_pages,
             HEADS=together,
             PADDED=triton.next_power_of_2(head_dim // 2),
             num_warps=1 if together == 1 else 4,

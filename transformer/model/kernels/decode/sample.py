@@ -163,7 +163,7 @@ def likeliest_kernel(
     write_down(row, token, score, tokens, scores, newest, column, columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def draw_kernel(
     logits,
     row_stride,
