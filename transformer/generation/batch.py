@@ -29,6 +29,7 @@ from transformer.generation.stats import (
 )
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
+from transformer.model.kernels.startup import compiling
 from transformer.model.paged_cache import PagedKVCache
 
 PREFILL_CHUNK = 16384  # tokens of all rows in a forward: enough to keep a GPU busy
@@ -166,9 +167,21 @@ class Batch:
         """Go on until every row has ended; see `engine.generate` for the two callbacks."""
         with torch.no_grad():
             decoding = self.decoding = self._start()
-            while True:
+            while running := [row for row in self.places if not row.finish_reason]:
+                # What is left may be shorter: do not attend to, or run out of, more than that.
+                decoding.shorten(max(row.stored for row in running))
+                self._leave_ended(decoding, len(running))
+                left = max(row.limit - len(row.tokens) for row in running)
+                # On a GPU, the first step is launched and captured while the prompts are read.
+                while decoding.in_flight < (2 if self.fixed else 1):
+                    unasked = left - decoding.ahead
+                    if unasked < 1 and decoding.in_flight:
+                        break
+                    self._advance(decoding, max(1, min(unasked, self.at_a_time)))
                 arrived = decoding.fetch()
-                self.first_arrived = self.first_arrived or time.perf_counter()
+                if self.first_arrived is None:
+                    self.first_arrived = time.perf_counter()
+                    compiling.end()  # the kernels of prompts and of a step are there
                 for row, tokens, scores in arrived:
                     self._hand_out(row, tokens, scores, on_text)
                     if row.finish_reason and on_end:
@@ -177,18 +190,6 @@ class Batch:
                     self._measure(decoding)
                 if self.engine.page_size is not None:
                     self._replace_ended(decoding)
-                running = [row for row in self.places if not row.finish_reason]
-                if not running:
-                    return
-                # What is left may be shorter: do not attend to, or run out of, more than that.
-                decoding.shorten(max(row.stored for row in running))
-                self._leave_ended(decoding, len(running))
-                left = max(row.limit - len(row.tokens) for row in running)
-                while decoding.in_flight < (2 if self.fixed else 1):
-                    unasked = left - decoding.ahead
-                    if unasked < 1 and decoding.in_flight:
-                        break
-                    self._advance(decoding, max(1, min(unasked, self.at_a_time)))
 
     def _start(self) -> Decoding:
         """Read the prompts of all places, and choose the first token of each."""

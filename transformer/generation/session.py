@@ -23,6 +23,7 @@ from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
 from transformer.model.decoder import Config, Transformer, choose_attention
 from transformer.model.kernels.host import say_simulated
+from transformer.model.kernels.startup import warming_up
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
 SIMULATED_PARAMETERS = 10_000_000  # models with more are tedious to simulate
@@ -124,11 +125,12 @@ class Session:
                     f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
                     f" 0 to {tokenizer.vocab_size - 1}"
                 )
-        version, notes = choose_attention(
-            attention, config, where, DTYPES[dtype], precision, engine.page_size is not None
-        )
-        attend = partial(flash_versions.attention, version=version, precision=precision)
-        model = load_model(folder, attend, where, DTYPES[dtype], kernels)
+        with warming_up(where, DTYPES[dtype]):
+            version, notes = choose_attention(
+                attention, config, where, DTYPES[dtype], precision, engine.page_size is not None
+            )
+            attend = partial(flash_versions.attention, version=version, precision=precision)
+            model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         is_simulated = version not in flash_versions.BASELINES and where.type == "cpu"
         if is_simulated:
@@ -253,13 +255,9 @@ class Session:
         """The measurements as lines of text."""
         precision = "" if self.precision is None else f" and {self.precision}"
         where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
-        if self.attention not in flash_versions.BASELINES:
-            where += (
-                "; its kernels are simulated: slow by design, for reading"
-                + _faster(self.model.config, self.precision, self.engine)
-                if self.device.type == "cpu"
-                else "; the first run on a machine also compiles its kernels"
-            )
+        if self.attention not in flash_versions.BASELINES and self.device.type == "cpu":
+            where += "; its kernels are simulated: slow by design, for reading"
+            where += _faster(self.model.config, self.precision, self.engine)
         reused = f"; {statistics.reused_tokens} tokens of the turns before were kept"
         return (
             f"prompt      {statistics.prompt_tokens} tokens,"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
+from transformer.generation.decoding import Decoding
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
@@ -290,6 +291,17 @@ def test_rows_that_have_ended_are_left_behind(tokenizer):
     assert [len(completion.tokens) for completion in found] == lasting
     assert batches == [8] * 3 + [4] * 9 + [2] * 8 + [1] * 30
     assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
+
+
+@pytest.mark.parametrize(("page_size", "forwards"), [(None, 1), (16, 2)])
+def test_where_shapes_are_fixed_a_step_begins_before_the_first_token_is_there(
+    tokenizer, monkeypatch, page_size, forwards
+):
+    model, calls, fetch = Transformer(CONFIG), [], Decoding.fetch
+    monkeypatch.setattr(Decoding, "fetch", lambda self: calls.append("fetch") or fetch(self))
+    model.register_forward_pre_hook(lambda *_: calls.append("forward"))
+    generate(model, tokenizer, [[1]], max_tokens=3, engine=EngineOptions(page_size=page_size))
+    assert calls.index("fetch") == forwards
 
 
 @pytest.mark.parametrize(

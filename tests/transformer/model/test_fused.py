@@ -7,13 +7,18 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 
 import flash_versions
+from flash_versions.simulator import launch
 from tests.transformer.model.test_model import CONFIG
 from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.decode import gemv
+from transformer.model.kernels.decode.sample import draw
 from transformer.model.layers import TORCH
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
@@ -131,6 +136,40 @@ def test_paged_cache(device):
     expected, got = (continued(model, forward, cache, prompt) for cache in (plain, paged))
     assert torch.equal(got[0], expected[0])
     torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", [KVCache, partial(PagedKVCache, page_size=4)])
+def test_no_length_of_a_prompt_has_kernels_of_its_own(monkeypatch, kind, family):
+    """Triton says in which forms the kernels of a prompt and of a step are compiled."""
+    model, backend, forms = (
+        tiny("cpu", **FAMILIES[family]),
+        make_backend(GPUTarget("cuda", 90, 32)),
+        set(),
+    )
+    simulate = launch.launch
+
+    def note(kernel, grid, arguments, named):
+        if kernel.module.startswith("transformer."):
+            bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+            forms.add((kernel.fn.__name__, str(bind(*arguments, **named)[1:])))
+        simulate(kernel, grid, arguments, named)
+
+    monkeypatch.setattr(launch, "launch", note)
+    model.attention = partial(flash_versions.attention, version="fa2")
+    found = []
+    with torch.inference_mode():
+        for length, capacity in ((5, 25), (16, 32), (17, 44), (30, 64)):
+            cache = kind(model.config, 1, capacity)
+            if kind is not KVCache:
+                cache.allocate([capacity])
+            for tokens in (length, 1):
+                logits = fused.forward(model, torch.zeros(1, tokens).long(), cache, last_only=True)
+                draw(logits[:, -1], torch.zeros(1).double())
+                cache.fix()
+            found.append(set(forms))
+            forms.clear()
+    assert len(found[0]) > 6 and all(one == found[0] for one in found)
 
 
 def test_weights_are_joined_and_not_copied():
