@@ -234,14 +234,9 @@ class Decoding:
         self, logits: Tensor, seen: Tensor | None, uniform: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Tokens and scores by logits (B, V), see `sampling.sample`."""
-        logits = self._allowed(logits)
+        if self._banned is not None:
+            logits = logits.masked_fill(self._banned, -math.inf)
         return sample(logits, self.options.sampling, seen, uniform, self.options.logprobs)
-
-    def _allowed(self, logits: Tensor) -> Tensor:
-        """Logits without the banned tokens."""
-        if self._banned is None:
-            return logits
-        return logits.masked_fill(self._banned, -math.inf)
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""

@@ -1,12 +1,13 @@
 """Progress of long work on standard error: a bar on a terminal, lines in a log, or nothing."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
+
+from transformer.model.kernels.startup import progress_bar
 
 
 class Progress:
@@ -28,9 +29,7 @@ class Progress:
     def start(self, total: int) -> None:
         """Begin. The first step that is reported may be a later one, of work that goes on."""
         self._total, self._before, self._started = total, None, time.perf_counter()
-        if not self.quiet and has_a_bar(sys.stderr):
-            how = {"desc": "step", "unit": "step", "dynamic_ncols": True}
-            self._bar = tqdm(total=total, file=sys.stderr, **how)
+        self._bar = progress_bar(total, "step", self.quiet)
 
     def step(
         self, step: int, shown: Mapping[str, str] | None = None, seconds: float | None = None
@@ -81,13 +80,3 @@ class Progress:
     def _write(self, line: str) -> None:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-
-
-def has_a_bar(stream: TextIO) -> bool:
-    """Whether a stream is a terminal on which tqdm shows a bar: it shows none where the size is
-    said to be 0, as in a container that a script started with a terminal.
-    """
-    try:
-        return stream.isatty() and 0 not in os.get_terminal_size(stream.fileno())
-    except OSError:  # a terminal that cannot be asked
-        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import resource
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -183,22 +183,13 @@ def attention_share(
             model.attention = attend
         if not calls or (tokens.is_cuda and model.waits_for_device):
             return None
-        clock = _gpu_seconds if tokens.is_cuda else _cpu_seconds
-        return min(1.0, clock(attention_only, tokens.device) / clock(step, tokens.device))
+        return min(1.0, _seconds(attention_only, tokens.device) / _seconds(step, tokens.device))
 
 
-def _cpu_seconds(call: Callable[[], None], device: torch.device) -> float:
-    """The fastest of some rounds."""
-    spent = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - began)
-    return min(spent)
-
-
-def _gpu_seconds(call: Callable[[], None], device: torch.device) -> float:
-    """The fastest replay of the call as a CUDA graph."""
+def _seconds(call: Callable[[], None], device: torch.device) -> float:
+    """The fastest of some rounds; on a GPU, of replays as a CUDA graph."""
+    if device.type != "cuda":
+        return min(timeit.repeat(call, number=1, repeat=ROUNDS))
     call()  # compiles what a capture could not
     graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.experts import Experts, in_one_product
-from transformer.model.kernels.host import choose_for_all
+from transformer.model.kernels.host import choose_version, make_request
 from transformer.model.layers import TORCH, Decoder
 from transformer.model.paged_cache import PagedKVCache
 
@@ -202,12 +203,61 @@ def choose_attention(
     paged: bool = False,
     simulated: bool = True,
 ) -> tuple[str, list[str]]:
-    """The version that will run in all layers of a model; see `kernels.host.choose_for_all`."""
+    """The version that will run in all layers of a model, and notes on the choice.
+
+    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), or is not
+    to be simulated, "auto" is torch's own attention, or where that knows too little, PyTorch
+    written out.
+
+    Args:
+        name: of a version or a baseline, a file of yours such as "mine.py", or "auto".
+        config: of the model; it says what each layer asks of attention.
+        device, dtype: the model's.
+        precision: that of attention.
+        paged: whether keys and values lie in pages.
+        simulated: whether "auto" may be a version that is simulated, as all are on a CPU.
+
+    Raises:
+        ValueError: it cannot run, in one sentence.
+        OSError: there is no such file.
+    """
+    if name.endswith(".py"):
+        flash_versions.load_version(name)
+    # What each kind of layer asks for in a decoding step, as a small request.
+    q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
+    k = q[:, :, : config.num_kv_heads]  # also a page of one token
+    common: dict[str, Any] = {
+        "causal": True,
+        "kv_lengths": torch.ones(1, dtype=torch.int32, device=device),
+        "block_table": torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None,
+        "precision": precision,
+        "sink": q[0, 0, :, 0].contiguous() if config.sinks else None,
+    }
     kinds: list[dict] = []
     for layer in range(config.num_layers):
         if (options := config.attention_options(layer)) not in kinds:
             kinds.append(options)
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    return choose_for_all(
-        name, heads, kinds, device, dtype, precision, paged, config.sinks, simulated
-    )
+    requests = [make_request(q, k, k, **common, **options) for options in kinds]
+    names = [*reversed(flash_versions.VERSIONS)] if name == "auto" else [name]
+    if name == "auto" and device.type == "cpu" and not simulated:
+        names = []
+    refused = None
+    for version in names:
+        try:
+            return {choose_version(version, request).name for request in requests}.pop(), []
+        except ValueError as error:
+            refused = refused or error
+    if refused is not None and (name != "auto" or precision is not None):
+        raise refused
+    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
+        if version == "reference" and device.type == "cuda":
+            break  # it waits for the device, which a captured step cannot
+        try:
+            for request in requests:
+                choose_version(version, request)
+        except ValueError as error:
+            refused = refused or error
+            continue
+        return version, [f"attention is {version}, {what}: {refused}"] if refused else []
+    assert refused is not None
+    raise refused

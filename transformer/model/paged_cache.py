@@ -81,11 +81,6 @@ class PagedKVCache(Cache):
         """Memory for keys and values."""
         return sum(pool.nbytes for pool in self.pools)
 
-    @property
-    def pages_in_use(self) -> int:
-        """Pages that hold tokens of a row."""
-        return sum(map(len, self._pages))
-
     def allocate(self, lengths: Sequence[int]) -> None:
         """Give row b pages for its first lengths[b] tokens; a row keeps what it has.
 
