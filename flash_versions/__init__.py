@@ -14,10 +14,10 @@ they are simulated (`flash_versions.simulator`). Launches on a GPU stay as they 
 
 import sys
 
-if sys.argv[:1] == [
-    "-m"
-]:  # a command: the current folder comes first, and a puzzle's copy.py in it
-    folder = sys.path.pop(0)  # would hide Python's, which torch imports
+# A command: the current folder comes first, and a puzzle's copy.py in it would hide Python's, which
+# torch imports.
+if sys.argv[:1] == ["-m"]:
+    folder = sys.path.pop(0)
     import copy  # noqa: F401
 
     sys.path.insert(0, folder)
@@ -39,15 +39,6 @@ from flash_versions.versions.oracle.reference import attention_reference  # noqa
 
 __version__ = "0.1.0"
 __all__ = [
-    "BASELINES",
-    "Fp8",
-    "VERSIONS",
-    "Version",
-    "attention",
-    "attention_reference",
-    "compare",
-    "context_parallel_attention",
-    "load_version",
-    "masks",
-    "merge_attention_states",
-]
+    "BASELINES", "Fp8", "VERSIONS", "Version", "attention", "attention_reference", "compare",
+    "context_parallel_attention", "load_version", "masks", "merge_attention_states",
+]  # fmt: skip

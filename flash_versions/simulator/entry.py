@@ -1,6 +1,4 @@
-"""Which launches are simulated. What simulates them is imported with the first one: a program whose
-tensors are on a GPU never needs it.
-"""
+"""Which launches are simulated; what simulates them is imported with the first of them."""
 
 import functools
 import os
@@ -64,9 +62,9 @@ def install() -> None:
     @functools.wraps(original)
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         if not warmup and on_cpu((*arguments, *named.values())):
-            from flash_versions.simulator.launch import launch
+            from flash_versions.simulator import launch
 
-            launch(self, grid, arguments, named)
+            launch.launch(self, grid, arguments, named)
             return None
         return original(self, *arguments, grid=grid, warmup=warmup, **named)
 

@@ -1,10 +1,14 @@
-"""Optional packages that are not installed are named with the command that installs them."""
+"""What is not imported: optional packages that are not installed are named with the command that
+installs them, and what a start does not need is left for later.
+"""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
 
+from tests.helpers import ROOT
 from transformer.rl.run import read_metrics
 
 PACKAGES = [
@@ -37,3 +41,12 @@ def test_a_run_without_matplotlib_goes_on_and_says_so_once(
     assert read_metrics(run) and not (run / "curve.png").exists()
     code, err = grpo_command("plot", run, "--out", tmp_path / "plot.png")
     assert (code, err.count("pip install 'flash-versions[plot]'")) == (2, 1)
+
+
+def test_a_start_imports_no_simulator_no_tool_and_no_compiler_of_torch():
+    code = "import sys, flash_versions, transformer.generate; print(*sys.modules, sep='\\n')"
+    modules = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+    late = "simulator.launch", "simulator.gluon", "bench", "plot", "puzzles", "verify"
+    late = ("torch._dynamo", "torch._inductor", *(f"flash_versions.{name}" for name in late))
+    assert "transformer.generate" in modules
+    assert [name for name in modules if name.startswith(late)] == []

@@ -174,7 +174,7 @@ class Batch:
                 self._leave_ended(decoding, len(running))
                 left = max(row.limit - len(row.tokens) for row in running)
                 # The first token does not wait for the first step, unless kernels are compiled.
-                first = self.first_arrived is None and not compiling.said
+                first = self.first_arrived is None and not compiling.now
                 most = 1 if not self.fixed or (first and decoding.arrives(SOON)) else 2
                 while decoding.in_flight < most:
                     unasked = left - decoding.ahead
@@ -182,9 +182,8 @@ class Batch:
                         break
                     self._advance(decoding, max(1, min(unasked, self.at_a_time)))
                 arrived = decoding.fetch()
-                if self.first_arrived is None:
-                    self.first_arrived = time.perf_counter()
-                    compiling.end()
+                compiling.end()
+                self.first_arrived = self.first_arrived or time.perf_counter()
                 for row, tokens, scores in arrived:
                     self._hand_out(row, tokens, scores, on_text)
                     if row.finish_reason and on_end:

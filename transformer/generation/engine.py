@@ -26,15 +26,9 @@ from transformer.generation.stats import Statistics
 from transformer.model.decoder import Config, Transformer
 
 __all__ = [
-    "Completion",
-    "EngineOptions",
-    "GREEDY",
-    "Kept",
-    "Statistics",
-    "check_prompt",
-    "generate",
+    "Completion", "EngineOptions", "GREEDY", "Kept", "Statistics", "check_prompt", "generate",
     "pad_left",
-]
+]  # fmt: skip
 
 GREEDY = Sampling(temperature=0)
 

@@ -149,14 +149,9 @@ CHECKPOINTS = {
 
 # Those of which parts alone differ from another one.
 VARIANTS = {
-    "llama with biases",
-    "llama, linear",
-    "smollm 3, windows",
-    "qwen 3, yarn",
-    "qwen 3 moe, mixed",
-    "mistral, no window",
-    "gemma 2, no softcaps",
-}
+    "llama with biases", "llama, linear", "smollm 3, windows", "qwen 3, yarn",
+    "qwen 3 moe, mixed", "mistral, no window", "gemma 2, no softcaps",
+}  # fmt: skip
 FAMILIES = [name for name in CHECKPOINTS if name not in VARIANTS]
 
 

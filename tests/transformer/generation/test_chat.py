@@ -43,12 +43,7 @@ CONVERSATIONS = {
         {"role": "assistant", "content": THOUGHT},
     ],
     "not alternating": [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}],
-    "parts": [
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}],
-        }
-    ],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": x} for x in (" a ", "b")]}],
     "tool": [{"role": "user", "content": "Add."}, {"role": "tool", "content": '{"sum": "<7>"}'}],
 }
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "a & b <ü>"}}]

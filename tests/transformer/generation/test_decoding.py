@@ -29,16 +29,12 @@ def answers(model, tokenizer, prompts=PROMPTS, sampling=GREEDY, max_tokens=40, *
     return generate(model, tokenizer, prompts, max_tokens=max_tokens, sampling=sampling, **options)
 
 
-def looking_every(monkeypatch, steps):
-    monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
-
-
 @pytest.mark.parametrize("steps", [3, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer, sampling, steps):
     prompts = [*PROMPTS, LONG]
     expected, counted = answers(model, tokenizer, prompts, sampling)
-    looking_every(monkeypatch, steps)
+    monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
     found, statistics = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
     assert_same_answers(found, expected)

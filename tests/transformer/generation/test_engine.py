@@ -206,15 +206,12 @@ def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, ch
 @pytest.mark.parametrize(
     "said, stops, text, pieces",
     [
-        ("abSTOPcd", ["STOP"], "ab", ["a", "b"]),
-        ("abSTcd", ["STOP"], "abSTcd", ["a", "b", "STc", "d"]),
-        ("SSTOP", ["STOP"], "S", ["S"]),
-        ("abab!", ["abac", "bab!"], "a", ["a"]),
-        ("x\n\ny", ["\n\n", "\n"], "x", ["x"]),
-        ("日本", ["本"], "日", ["日"]),
+        ("abSTOPcd", ["STOP"], "ab", ["a", "b"]), ("SSTOP", ["STOP"], "S", ["S"]),
+        ("abSTcd", ["STOP"], "abSTcd", ["a", "b", "STc", "d"]), ("日本", ["本"], "日", ["日"]),
+        ("abab!", ["abac", "bab!"], "a", ["a"]), ("x\n\ny", ["\n\n", "\n"], "x", ["x"]),
         ("xab", ["b", "ab"], "x", ["x"]),
     ],
-)
+)  # fmt: skip
 def test_stop_strings_end_the_text_and_are_never_shown(tokenizer, said, stops, text, pieces):
     [completion], [shown] = run_script(tokenizer, [*spell(said), END], stop_strings=stops)
     assert (completion.text, shown, completion.finish_reason) == (text, pieces, "stop")
@@ -294,13 +291,13 @@ def test_rows_that_have_ended_are_left_behind(tokenizer):
     assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
 
 
-@pytest.mark.parametrize(("arrives", "said", "first"), [(1, 0, 1), (0, 0, 2), (1, 1, 2)])
+@pytest.mark.parametrize(("arrives", "compiles", "first"), [(1, 0, 1), (0, 0, 2), (1, 1, 2)])
 def test_the_first_step_begins_while_the_first_token_is_on_its_way(
-    tokenizer, monkeypatch, arrives, said, first
+    tokenizer, monkeypatch, arrives, compiles, first
 ):
     """Or while kernels are compiled, so that none is within the answer."""
     monkeypatch.setattr(Decoding, "arrives", lambda self, seconds: arrives)
-    monkeypatch.setattr(compiling, "said", said)
+    monkeypatch.setattr(compiling, "now", compiles)
     model, calls, fetch = Transformer(CONFIG), [], Decoding.fetch
     monkeypatch.setattr(Decoding, "fetch", lambda self: calls.append("fetch") or fetch(self))
     model.register_forward_pre_hook(lambda *_: calls.append("forward"))

@@ -103,18 +103,10 @@ def drafts_of(texts, count):
     logits = torch.zeros(len(texts), CONFIG.vocab_size)
     for row, text in enumerate(texts):
         logits[row, text[-1]] = 9
-    decoding = PromptLookupDecoding(
-        None,
-        KVCache(CONFIG, len(texts), CONTEXT),
-        logits,
-        rows,
-        SimpleNamespace(banned=(), sampling=Sampling(temperature=0), logprobs=False),
-        drafts=count,
-        at_once=1,
-        numbers=None,
-        seen=None,
-        cuda_graph=False,
-    )
+    how = SimpleNamespace(banned=(), sampling=Sampling(temperature=0), logprobs=False)
+    nothing = {"at_once": 1, "numbers": None, "seen": None, "cuda_graph": False}
+    cache = KVCache(CONFIG, len(texts), CONTEXT)
+    decoding = PromptLookupDecoding(None, cache, logits, rows, how, drafts=count, **nothing)
     return decoding._draft(count).tolist()
 
 

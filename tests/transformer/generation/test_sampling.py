@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -23,25 +24,12 @@ def hf_processors(sampling: Sampling):
     """The list that `generate` itself would build, in its order."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    config = GenerationConfig(
-        do_sample=not sampling.greedy,
-        temperature=sampling.temperature or 1.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-    )
+    filters = asdict(sampling) | {"temperature": sampling.temperature or 1.0}
+    config = GenerationConfig(do_sample=not sampling.greedy, **filters)
     config._eos_token_tensor = None
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=8,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-    )
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)
+    counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **counts))
     return model._get_logits_processor(config, input_ids_seq_length=6, device="cpu")
 
 

@@ -66,19 +66,12 @@ def run(x, norm_weight, weight, up=None, bias=None, eps=EPS):
 
 
 CASES = [
-    Case(1, 1, 1),
-    Case(1, 24, 40, bias=True),
-    Case(17, 64, 64),
-    Case(65, 130, 96, bias=True),
-    Case(129, 72, 200),
-    Case(40, 72, 200, swiglu=True),
-    Case(130, 65, 33, swiglu=True),
-    Case(20, 40, 128, scale=1e4),
-    Case(20, 40, 128, scale=1e-4),
-    Case(20, 40, 128, scale=0.0),
-    Case(20, 40, 128, eps=3.0),
-    Case(20, 40, 128, eps=0),
-]
+    Case(1, 1, 1), Case(17, 64, 64), Case(129, 72, 200),
+    Case(1, 24, 40, bias=True), Case(65, 130, 96, bias=True),
+    Case(40, 72, 200, swiglu=True), Case(130, 65, 33, swiglu=True),
+    *(Case(20, 40, 128, scale=scale) for scale in (1e4, 1e-4, 0.0)),
+    Case(20, 40, 128, eps=3.0), Case(20, 40, 128, eps=0),
+]  # fmt: skip
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -173,12 +166,9 @@ CONFIGS = {
     "two stages": replace(USUAL, stages=2, group=1),
 }
 ON_HOPPER = [
-    Case(200, 304, 256, bias=True),
-    Case(300, 520, 72),
-    Case(1, 8, 8),
-    Case(130, 280, 200, swiglu=True),
-    Case(130, 136, 392, scale=1e4),
-]
+    Case(200, 304, 256, bias=True), Case(300, 520, 72), Case(1, 8, 8),
+    Case(130, 280, 200, swiglu=True), Case(130, 136, 392, scale=1e4),
+]  # fmt: skip
 
 
 def multiply(kernel, config, x, norm_weight, weight, up=None, bias=None):

@@ -127,17 +127,9 @@ def test_steps_are_written_down(device, sampling):
     banned = range(0, 2 * CHUNK, 3)
 
     order = iter(logits[1:])
-    decoding = Decoding(
-        lambda *_, **__: next(order)[:, None],
-        cache=None,
-        logits=logits[0],
-        rows=[None] * rows,
-        options=SampleOptions(sampling, banned),
-        at_once=columns,
-        numbers=numbers,
-        seen=None,
-        cuda_graph=False,
-    )
+    given = None, logits[0], [None] * rows, SampleOptions(sampling, banned)
+    how = {"at_once": columns, "numbers": numbers, "seen": None, "cuda_graph": False}
+    decoding = Decoding(lambda *_, **__: next(order)[:, None], *given, **how)
     newest, tokens = torch.zeros(2, rows, columns, dtype=torch.int64, device=device)
     record = Record(
         tokens,

@@ -142,34 +142,26 @@ def test_paged_cache(device):
 @pytest.mark.parametrize("kind", [KVCache, partial(PagedKVCache, page_size=4)])
 def test_no_length_of_a_prompt_has_kernels_of_its_own(monkeypatch, kind, family):
     """Triton says in which forms the kernels of a prompt and of a step are compiled."""
-    model, backend, forms = (
-        tiny("cpu", **FAMILIES[family]),
-        make_backend(GPUTarget("cuda", 90, 32)),
-        set(),
-    )
-    simulate = launch.launch
+    model, backend = tiny("cpu", **FAMILIES[family]), make_backend(GPUTarget("cuda", 90, 32))
+    model.attention, simulate = partial(flash_versions.attention, version="fa2"), launch.launch
 
     def note(kernel, grid, arguments, named):
         if kernel.module.startswith("transformer."):
             bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-            forms.add((kernel.fn.__name__, str(bind(*arguments, **named)[1:])))
+            forms[-1].add((kernel.fn.__name__, str(bind(*arguments, **named)[1:])))
         simulate(kernel, grid, arguments, named)
 
     monkeypatch.setattr(launch, "launch", note)
-    model.attention = partial(flash_versions.attention, version="fa2")
-    found = []
-    with torch.inference_mode():
-        for length, capacity in ((5, 25), (16, 32), (17, 44), (30, 64)):
-            cache = kind(model.config, 1, capacity)
-            if kind is not KVCache:
-                cache.allocate([capacity])
+    forms = []
+    for length, capacity in ((5, 25), (16, 32), (17, 44), (30, 64)):
+        forms.append(set())
+        cache = kind(model.config, 1, capacity)
+        with torch.inference_mode():
             for tokens in (length, 1):
                 logits = fused.forward(model, torch.zeros(1, tokens).long(), cache, last_only=True)
                 draw(logits[:, -1], torch.zeros(1).double())
                 cache.fix()
-            found.append(set(forms))
-            forms.clear()
-    assert len(found[0]) > 6 and all(one == found[0] for one in found)
+    assert len(forms[0]) > 6 and all(form == forms[0] for form in forms)
 
 
 def test_weights_are_joined_and_not_copied():

@@ -6,22 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.helpers.models import tiny_model
 from transformer.model.cache import KVCache
-from transformer.model.decoder import Config, Transformer
+from transformer.model.decoder import Transformer
 from transformer.model.rope import Rope
 
-CONFIG = Config(
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=80,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=64,
-    tied_embeddings=True,
-    qk_norm=True,
-)
+SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "max_positions": 64}
+CONFIG = replace(tiny_model.CONFIG, **SIZES, num_heads=4, num_kv_heads=2)
 
 # With every part that tells families apart, and another one in each layer.
 VARIED = replace(

@@ -52,22 +52,6 @@ def test_pages_give_the_logits_of_a_rectangle(model, paged_model, page_size, chu
     assert paged.lengths.tolist() == rectangle.lengths.tolist()
 
 
-def test_the_kernels_follow_the_table(folder, model, device):
-    attend = partial(flash_versions.attention, version="fa2")
-    paged_model = load_model(folder, attend, torch.device(device))
-    cache = PagedKVCache(CONFIG, 2, 24, device, page_size=4)
-    prompts = [PROMPTS[0], PROMPTS[1]]
-    cache.allocate([3, 9])
-    with torch.no_grad():
-        found = [prefill(paged_model, cache, prompts, 100)]
-        found.append(paged_model(torch.tensor([[1], [2]], device=device), cache)[:, -1])
-        rectangle = KVCache(CONFIG, 2, 24)
-        expected = [prefill(model, rectangle, prompts, 100)]
-        expected.append(model(torch.tensor([[1], [2]]), rectangle)[:, -1])
-    for ours, theirs in zip(found, expected):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
-
-
 MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]
 
 

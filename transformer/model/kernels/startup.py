@@ -17,7 +17,7 @@ NOTICE = "note: kernels are compiled for this GPU; the next start finds them in 
 
 
 def load_products(device: torch.device, dtype: torch.dtype) -> None:
-    """Load cuBLAS and the CUDA context: 0.1 s beyond what any program on a GPU takes."""
+    """Load cuBLAS (0.1 s), and before it what every program on a GPU loads."""
     x = torch.zeros(16, 16, device=device, dtype=dtype)
     F.linear(x, x)
 
@@ -42,18 +42,22 @@ def warming_up(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 class Compiling:
-    """Says once on standard error that Triton compiles; on a terminal, a bar counts the kernels."""
+    """Says once on standard error that Triton compiles; on a terminal, a bar counts the kernels.
+
+    Attributes:
+        now: some were compiled, and the first answer has not begun.
+    """
 
     def __init__(self) -> None:
-        self.said = self.ended = False
+        self.now = self.ended = False
         self.bar: Any = None
 
     def listen(self, **about: Any) -> None:
         """Take what Triton says of a kernel that it compiled or found in its cache."""
         if about["cache_hit"] or self.ended:
             return
-        if not self.said:
-            self.said = True
+        if not self.now:
+            self.now = True
             sys.stderr.write(NOTICE)
             self.bar = progress_bar(0, "kernel")
         if self.bar is not None:
@@ -61,7 +65,7 @@ class Compiling:
 
     def end(self) -> None:
         """Close the bar before an answer is written."""
-        self.ended = True
+        self.now, self.ended = False, True
         if self.bar is not None:
             self.bar.close()
 
