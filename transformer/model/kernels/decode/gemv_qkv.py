@@ -51,23 +51,24 @@ class Heads(NamedTuple):
 
 @triton.jit
 def angles(heads, new, token, head, dim, inside):
-    """Slot, cosine and sine for the dims (`dim`, `dim` + HALF) of heads, which broadcast to a tile;
-    0 degrees for values.
+    """Row, slot, cosine and sine for the dims (`dim`, `dim` + HALF) of heads, which broadcast to a
+    tile; 0 degrees for values.
 
     Heads are counted through: those of the queries, then of the keys, then of the values; so are
     tokens, row by row, `new` of each. A token's slot is its position.
     """
-    length = tl.load(heads.lengths + token // new).to(tl.int64)
+    row = token // new
+    length = tl.load(heads.lengths + row).to(tl.int64)
     slot = length - new + token % new
     angle = heads.table + slot * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
     turned = inside & (head < heads.QUERY + heads.KV)
     cos = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
     sin = tl.load(angle + 3 * heads.HALF, mask=turned, other=0.0).to(tl.float32)
-    return slot, cos, sin
+    return row, slot, cos, sin
 
 
 @triton.jit
-def turn_and_store(heads, new, max_pages, one, other, slot, cos, sin, token, head, dim, inside):
+def turn_and_store(heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside):
     """Turn pairs of dims by their angles, round, and store: queries to q, keys and values to their
     slots in the cache.
     """
@@ -80,10 +81,9 @@ def turn_and_store(heads, new, max_pages, one, other, slot, cos, sin, token, hea
     tl.store(to_query, first, mask=is_query)
     tl.store(to_query + HALF, second, mask=is_query)
 
-    batch = token // new
-    page = batch.to(tl.int64)
+    page = row.to(tl.int64)
     if heads.block_table is not None:
-        page = tl.load(heads.block_table + batch * max_pages + slot // heads.page_size)
+        page = tl.load(heads.block_table + row * max_pages + slot // heads.page_size)
         page, slot = page.to(tl.int64), slot % heads.page_size
     kv_head = head - heads.QUERY
     to_cache = heads.cache + kv_head // heads.KV * heads.half_stride + page * heads.page_stride
@@ -119,12 +119,12 @@ def qkv_kernel(
     pair = first + tl.arange(0, PAIRS)
     head, dim, inside = pair // HALF, pair % HALF, pair < ALL
     # Asked for here, the angles are there when the product is.
-    slot, cos, sin = angles(heads, 1, 0, head, dim, inside)
+    place, slot, cos, sin = angles(heads, 1, 0, head, dim, inside)
     found = project(x, norm_weight, eps, weight, row, w, K, BLOCK_K)
     if bias is not None:
         found += tl.load(bias + row).to(tl.float32)
     one, other = pairs(found, PAIRS)
-    turn_and_store(heads, 1, max_pages, one, other, slot, cos, sin, 0, head, dim, inside)
+    turn_and_store(heads, max_pages, one, other, place, slot, cos, sin, 0, head, dim, inside)
 
 
 @triton.jit
@@ -170,8 +170,8 @@ def place_kernel(
         is_value = head >= heads.QUERY + heads.KV
         one = tl.where(is_value, one, one * scale * of_one)
         other = tl.where(is_value, other, other * scale * of_other)
-    slot, cos, sin = angles(heads, new, token, head, dim, inside)
-    turn_and_store(heads, new, max_pages, one, other, slot, cos, sin, token, head, dim, inside)
+    row, slot, cos, sin = angles(heads, new, tl.program_id(0), head, dim, inside)
+    turn_and_store(heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside)
 
 
 def qkv(
