@@ -46,8 +46,7 @@ def pytest_configure(config):
         "slow: takes seconds, and most of what it shows others show: left to `make test-all`",
     )
     config.addinivalue_line(
-        "markers",
-        "wide: repeats for another dtype or size what a case that is not wide shows",
+        "markers", "wide: repeats for another dtype or size what a case that is not wide shows"
     )
 
 

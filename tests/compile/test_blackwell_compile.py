@@ -15,10 +15,7 @@ from flash_versions.versions.fa4.blackwell.config import default_config
 from tests.compile.compiled import compiled
 
 # Each has a head_dim, options and eighths of the exponentials.
-CALLS: list[tuple[int, dict, int]] = [
-    (64, {"window": (500, 20)}, 2),
-    (128, {"causal": True}, 2),
-]
+CALLS: list[tuple[int, dict, int]] = [(64, {"window": (500, 20)}, 2), (128, {"causal": True}, 2)]
 COLUMNS = 512
 SPILLED = 64  # bytes, outside of the softmax
 LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)

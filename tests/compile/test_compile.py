@@ -157,10 +157,7 @@ def test_products_overlap_with_the_softmax(group):
 @of("options")
 def test_a_head_dim_between_powers_of_two_is_not_padded(group):
     """A product of S takes 16 dims at a time, one for O 16 keys, for each panel of it."""
-    expected = {
-        "fa3, 160": 160 // 16 + 2 * 128 // 16,
-        "fa3, 192 by 128": 192 // 16 + 128 // 16,
-    }
+    expected = {"fa3, 160": 160 // 16 + 2 * 128 // 16, "fa3, 192 by 128": 192 // 16 + 128 // 16}
     found = hopper_kernels(group)
     for name, products in expected.items():
         assert [x["opcodes"]["HGMMA"] for x in found[name]["hot_loops"]] == [products] * 2, name

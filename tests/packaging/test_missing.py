@@ -1,6 +1,4 @@
-"""What is not imported: optional packages that are not installed are named with the command that
-installs them, and what a start does not need is left for later.
-"""
+"""What is not imported: optional packages that are missing, and what a start does not need."""
 
 import importlib
 import subprocess

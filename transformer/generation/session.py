@@ -9,12 +9,7 @@ from typing import Any
 import torch
 
 import flash_versions
-from transformer.generation.chat import (
-    Message,
-    Tokenizer,
-    load_template,
-    reads_variable,
-)
+from transformer.generation.chat import Message, Tokenizer, load_template, reads_variable
 from transformer.generation.command import choose_device
 from transformer.generation.engine import GREEDY, EngineOptions, Kept, check_prompt, generate
 from transformer.generation.messages import encode_prompt

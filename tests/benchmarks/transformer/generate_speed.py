@@ -166,12 +166,7 @@ def transformers_compiled(model, prompts):
     )
 
 
-CALLS = {
-    "ours": ours,
-    ALONE: torch_compiled,
-    COMPILED: transformers_compiled,
-    EAGER: transformers,
-}
+CALLS = {"ours": ours, ALONE: torch_compiled, COMPILED: transformers_compiled, EAGER: transformers}
 
 
 def warm_up(call, contestant, lengths):

@@ -141,10 +141,7 @@ def rows(arch: str, group: str) -> dict[str, list[dict]]:
     return {
         name: [
             kernel.summary()
-            | {
-                "unused_barriers": kernel.unused_barriers,
-                "early": kernel.code.metadata.launch_pdl,
-            }
+            | {"unused_barriers": kernel.unused_barriers, "early": kernel.code.metadata.launch_pdl}
             for kernel in call.compile(arch)
         ]
         for name, call in CALLS[group].items()

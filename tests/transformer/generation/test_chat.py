@@ -263,11 +263,7 @@ NAMED = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": 
 
 @pytest.mark.parametrize(
     "config, jinja, expected",
-    [
-        ({"chat_template": NAMED}, None, "D"),
-        ({"chat_template": "old"}, "new", "new"),
-        (None, None, None),
-    ],
+    [({"chat_template": NAMED}, None, "D"), ({"chat_template": "old"}, "new", "new"), (None,) * 3],
     ids=["named", "jinja file first", "no files"],
 )
 def test_load_template(tmp_path, config, jinja, expected):
