@@ -122,7 +122,6 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
     """Measure what `path` does not have yet of the suites, and write it there after every shape;
     say so unless `quiet`.
     """
-    tell = say_nothing if quiet else say
     mark(None)
     document = continued(path, new_document(protocol=protocol(rounds)))
     save_sorted(document, path)
@@ -130,7 +129,8 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
     for group in groups(suites):
         if set(expected(group)) - {row["version"] for row in rows_at(document, group)}:
             todo.append(group)
-    tell(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
+    if not quiet:
+        say(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
     if "copy_tb_per_s" not in document:
         document["copy_tb_per_s"] = copy_bandwidth(rounds)
     began = time.monotonic()
@@ -156,11 +156,11 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
             if bar is not None:
                 bar.write(line, file=sys.stderr)
                 bar.update()
-                continue
-            tell(
-                f"{line}  ({now - started:.1f} s; {now - began:.0f} s in all, "
-                f"about {left:.0f} s left)"
-            )
+            elif not quiet:
+                times = (
+                    f"{now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left"
+                )
+                say(f"{line}  ({times})")
     if bar is not None:
         bar.close()
     mark.clear()
@@ -230,10 +230,6 @@ def say(line: str) -> None:
     """Print progress to stderr."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
-
-
-def say_nothing(line: str) -> None:
-    """In the place of `say`, for progress that was not asked for."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,8 +5,15 @@ budget (versions/oracle/budget.py) and the same in two runs. The report can be s
 """
 
 import argparse
+import math
+import os
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import torch
 
@@ -14,10 +21,14 @@ from flash_versions.bench.document import new_document, save
 from flash_versions.dispatch import verified
 from flash_versions.dispatch.extras import progress_bar
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
-from flash_versions.verify.supervise import Verdict, try_version
+from flash_versions.verify.cases import draw
+from flash_versions.verify.supervise import Task, Verdict, answers
 
 CASES, QUICK, SIMULATED = 200, 40, 3
+MINUTES, QUICK_MINUTES = 8.0, 1.0  # then no call is begun; those that run and the timing take more
 LIMIT = 180.0  # seconds without a word; a kernel's first compilation takes some
+MOST_WORKERS, WORKER_BYTES = 16, 4 << 30  # processes, and the GPU's memory that each may need
+LINE_SECONDS = 10.0  # between two lines where there is no bar
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -33,12 +44,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--simulate", action="store_true", help="a few small calls, simulated, without a GPU"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help=f"then no more calls are begun ({MINUTES:g}; with --quick {QUICK_MINUTES:g})",
+    )
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one call (180)")
     parser.add_argument("--quiet", action="store_true", help="say nothing but what fails")
     parser.add_argument(
         "--out", type=Path, default=Path("verified.json"), help="the report (verified.json)"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.minutes is None:
+        options.minutes = QUICK_MINUTES if options.quick else MINUTES
+    return options
 
 
 def refusal(options: argparse.Namespace) -> str | None:
@@ -46,8 +65,10 @@ def refusal(options: argparse.Namespace) -> str | None:
     known = VERSIONS | EXPLICIT
     if unknown := [name for name in options.versions or () if name not in known]:
         return f"version {unknown[0]!r} is unknown; there are {', '.join(known)}."
-    if options.limit <= 0:
+    if not options.limit > 0:
         return f"--limit {options.limit:g} is not possible; it is a number of seconds."
+    if not options.minutes > 0:
+        return f"--minutes {options.minutes:g} is not possible; it is a positive number."
     if options.simulate:
         return None
     if not torch.cuda.is_available():
@@ -68,19 +89,81 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [*VERSIONS, *own]
 
 
-def summary(verdicts: list[Verdict]) -> str:
-    """A line for each version."""
-    lines = []
+def try_all(
+    names: list[str], cases: int, options: argparse.Namespace, tell: Callable[[str], object]
+) -> list[Verdict]:
+    """Try the cases of all versions, several at a time, then time each version that passed, alone.
+
+    Args:
+        names: of the versions.
+        cases: how many calls of each.
+        options: of the command.
+        tell: is given a line about each failure, and now and then one about the progress.
+    """
+    small, total = options.simulate, cases * len(names)
+    verdicts = {name: Verdict(name, [], []) for name in names}
+    bar = progress_bar(total, "call", options.quiet)
+    say = tell if bar is None else partial(bar.write, file=sys.stderr)
+
+    def add(task: Task, found: dict[str, Any]) -> None:
+        name, number = task
+        case = "timing" if number is None else str(draw(number, small))
+        verdicts[name].cases.append({"case": case, "number": number, **found})
+        if found["outcome"] == "failed":
+            say(f"{name}, case {case}: {found['why']}")
+
+    began = told = time.monotonic()
+    tasks: list[Task] = [(name, number) for name in names for number in range(cases)]
+    # If time does not suffice, no version is left out. And the processes meet different kernels.
+    Random(0).shuffle(tasks)
+    given = workers(small), small, options.limit
+    for done, (task, found) in enumerate(answers(tasks, *given, options.minutes * 60), 1):
+        add(task, found)
+        now = time.monotonic()
+        if bar is not None:
+            bar.update()
+        elif now - told > LINE_SECONDS and not options.quiet:
+            told, left = now, (now - began) / done * (total - done)
+            say(f"{done} of {total} calls, about {left:.0f} s left")
+    if bar is not None:
+        bar.close()
+    passed: list[Task] = [(name, None) for name in names if verdicts[name].passed and not small]
+    for task, found in answers(passed, 1, small, options.limit, math.inf):
+        if found["outcome"] == "passed":
+            verdicts[task[0]].timing.extend(found["timing"])
+        else:
+            add(task, found)
+    return list(verdicts.values())
+
+
+def workers(small: bool) -> int:
+    """How many processes try calls at the same time: most of their time goes into compiling."""
+    if small:
+        return 1
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return max(1, min(MOST_WORKERS, os.cpu_count() or 1, memory // WORKER_BYTES))
+
+
+def summary(verdicts: list[Verdict], minutes: float) -> str:
+    """What failed, then a line for each version, with those that failed on top."""
+    lines = [
+        f"{verdict.version}, case {row['case']}: {row['why']}"
+        for verdict in verdicts
+        for row in verdict.cases
+        if row["outcome"] == "failed"
+    ]
     for verdict in verdicts:
         counts = verdict.outcomes
         speeds = [
-            f"{row['sdpa_ms'] / row['ms']:.2f} x SDPA at head_dim {row['shape'][3]}"
+            f"; {row['sdpa_ms'] / row['ms']:.2f} x SDPA at head_dim {row['shape'][3]}"
             for row in verdict.timing
         ]
+        left = counts["not tried"]
         lines.append(
             f"{verdict.version:<14} {'passed' if verdict.passed else 'FAILED':<7} "
             f"{counts['passed']} right, {counts['failed']} wrong, {counts['refused']} not taken"
-            + "".join(f"; {speed}" for speed in speeds)
+            + f", {left} not tried in {minutes:g} minutes" * bool(left)
+            + "".join(speeds)
         )
     return "\n".join(lines)
 
@@ -100,32 +183,26 @@ def main(arguments: list[str] | None = None) -> int:
     if why := refusal(options):
         sys.stderr.write(f"error: {why}\n")
         return 2
-    small = options.simulate
-    cases = SIMULATED if small else QUICK if options.quick else CASES
-    verdicts, names = [], chosen(options)
+    cases = SIMULATED if options.simulate else QUICK if options.quick else CASES
+    names = chosen(options)
     verified.sources()  # what the trials are of
-    bar = progress_bar(cases * len(names), "call", options.quiet)
 
     def tell(line: str) -> None:
-        if bar is None:
-            sys.stderr.write(f"{line}\n")
-        else:
-            bar.write(line, file=sys.stderr)
+        sys.stderr.write(f"{line}\n")
 
-    for name in names:
-        if not options.quiet:
-            tell(f"{name}: {cases} calls")
-        step = (lambda: None) if bar is None else bar.update
-        given = name, cases, small, not small, options.limit, tell
-        verdicts.append(try_version(*given, step=step))
-    if bar is not None:
-        bar.close()
-    document = new_document("cpu" if small else "cuda")
+    if not options.quiet:
+        tell(f"{', '.join(names)}: {cases} calls each, {workers(options.simulate)} at a time")
+    verdicts = try_all(names, cases, options, tell)
+    for verdict in verdicts:
+        verdict.cases.sort(key=lambda row: (row["outcome"] != "failed", row["number"] or 0))
+    verdicts.sort(key=lambda verdict: verdict.passed)
+    document = new_document("cpu" if options.simulate else "cuda")
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)
-    sys.stdout.write(f"{summary(verdicts)}\nThe report is in {options.out}.\n")
-    if not small and not options.quick:
-        remember([verdict.version for verdict in verdicts if verdict.passed])
+    sys.stdout.write(f"{summary(verdicts, options.minutes)}\nThe report is in {options.out}.\n")
+    if not options.simulate and not options.quick:
+        whole = [verdict for verdict in verdicts if not verdict.outcomes["not tried"]]
+        remember([verdict.version for verdict in whole if verdict.passed])
     return int(not all(verdict.passed for verdict in verdicts))
 
 

@@ -1,17 +1,18 @@
 """Run trials in processes of their own: what hangs is ended and named, and the rest goes on."""
 
 import json
-import queue
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from flash_versions.verify.cases import draw
-
 TRIAL = "flash_versions.verify.trial"
+Task = tuple[str, int | None]  # a version and the number of a case; None: its timing
 
 
 class Verdict(NamedTuple):
@@ -29,7 +30,7 @@ class Verdict(NamedTuple):
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many cases passed, were refused, failed."""
+        """How many cases passed, were refused, failed, were not tried."""
         return Counter(row["outcome"] for row in self.cases)
 
     @property
@@ -38,93 +39,97 @@ class Verdict(NamedTuple):
         return not self.outcomes["failed"] and bool(self.outcomes["passed"])
 
 
-def try_version(
-    version: str,
-    cases: int,
-    small: bool,
-    timed: bool,
-    limit: float,
-    tell: Callable[[str], object],
-    trial: str = TRIAL,
-    step: Callable[[], object] = lambda: None,
-) -> Verdict:
-    """Try a version; a process that says nothing for `limit` seconds is ended.
+class Trial:
+    """A process that tries one task after another."""
 
-    Args:
-        version: its name.
-        cases: how many.
-        small: cases that are simulated.
-        timed: whether to time it, too.
-        limit: in seconds.
-        tell: is given a sentence about each failure.
-        trial: the module that tries.
-        step: is called for each case that has ended.
-    """
-    rows: list[dict[str, Any]] = []
-    timing: list[dict[str, Any]] = []
-    first = 0
-    while True:
-        command = [sys.executable, "-m", trial, version, str(first), str(cases)]
-        process = subprocess.Popen(
-            [*command, str(int(small)), str(int(timed))],
+    def __init__(self, module: str, small: bool) -> None:
+        self.errors = TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, str(int(small))],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
-        begun: Any = first
-        for found in lines(process, limit):
-            if "begins" in found:
-                begun = found["begins"]
-            elif "number" in found:
-                rows.append({"case": str(draw(found["number"], small)), **found})
-                step()
-                if found["outcome"] == "failed":
-                    tell(f"{version}, case {rows[-1]['case']}: {found['why']}")
-            elif "timing" in found:
-                timing = found["timing"]
-            else:
-                return Verdict(version, rows, timing)
-        why = ended(process, limit)
-        case = str(draw(begun, small)) if isinstance(begun, int) else "timing"
-        rows.append({"case": case, "number": begun, "outcome": "failed", "why": why})
-        step()
-        tell(f"{version}, case {case}: {why}")
-        if not isinstance(begun, int) or begun + 1 >= cases:
-            return Verdict(version, rows, timing)
-        first = begun + 1
+        self.said = SimpleQueue[str]()
+        threading.Thread(target=self.read, daemon=True).start()
 
+    def read(self) -> None:
+        """Put what the process says into a queue, and "" at its end."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.said.put(line)
+        self.said.put("")
 
-def lines(process: subprocess.Popen[str], limit: float) -> Any:
-    """What a process says, until it ends or says nothing for `limit` seconds."""
-    said: queue.Queue[str | None] = queue.Queue()
-    assert process.stdout is not None
-    stdout = process.stdout
-
-    def read() -> None:
-        for line in stdout:
-            said.put(line)
-        said.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
+    def ask(self, task: Task, limit: float) -> dict[str, Any]:
+        """What the process finds; a failure if it ends, or says nothing for `limit` seconds."""
+        assert self.process.stdin is not None
         try:
-            line = said.get(timeout=limit)
-        except queue.Empty:
-            return
-        if line is None:
-            return
-        if line.startswith("{"):
-            yield json.loads(line)
+            self.process.stdin.write(f"{json.dumps(task)}\n")
+            self.process.stdin.flush()
+            if line := self.said.get(timeout=limit):
+                return json.loads(line)
+            code = self.process.wait()
+        except Empty:
+            return {"outcome": "failed", "why": f"did not end within {limit:g} s"}
+        except OSError:  # it ended before it read the task
+            code = self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read().strip().splitlines() or ["no reason given"]
+        return {"outcome": "failed", "why": f"the process ended with {code}: {said[-1]}"}
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
 
 
-def ended(process: subprocess.Popen[str], limit: float) -> str:
-    """Why a process did not say that it is done; it is ended if it runs."""
-    if process.poll() is None:
-        try:
-            process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"did not end within {limit:g} s"
-    _, errors = process.communicate()
-    said = (errors or "").strip().splitlines()
-    return f"the process ended with {process.returncode}: {said[-1] if said else 'no reason given'}"
+def answers(
+    tasks: Iterable[Task],
+    workers: int,
+    small: bool,
+    limit: float,
+    seconds: float,
+    trial: str = TRIAL,
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """Each task with what was found, in the order in which they end. A failure may damage the
+    process, so the next task gets another one.
+
+    Args:
+        tasks: begun in this order.
+        workers: how many processes work at the same time.
+        small: cases that are simulated.
+        limit: a process that says nothing for so many seconds is ended.
+        seconds: later than this no task is begun: it is "not tried".
+        trial: the module that tries.
+    """
+    waiting, found = deque(tasks), SimpleQueue[tuple[Task, dict[str, Any]]]()
+    latest, left = time.monotonic() + seconds, len(waiting)
+
+    def work() -> None:
+        process: Trial | None = None
+        while waiting:
+            try:
+                task = waiting.popleft()
+            except IndexError:  # another worker took the last one
+                break
+            answer: dict[str, Any] = {"outcome": "not tried"}
+            if time.monotonic() < latest:
+                try:
+                    process = process or Trial(trial, small)
+                    answer = process.ask(task, limit)
+                except (OSError, ValueError) as error:  # it did not start, or said what is no JSON
+                    answer = {"outcome": "failed", "why": str(error)}
+            if process is not None and answer["outcome"] == "failed":
+                process.end()
+                process = None
+            found.put((task, answer))
+        if process is not None:
+            process.end()
+
+    for _ in range(min(workers, left)):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in range(left):
+        yield found.get()

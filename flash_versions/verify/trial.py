@@ -1,8 +1,8 @@
 """The part of a verification that may hang or lose the GPU: a process of its own.
 
-`python -m flash_versions.verify.trial VERSION FIRST END SMALL TIMED` tries the cases from FIRST to
-END - 1, and prints a line of JSON before each of them and one after it. With TIMED it then times
-the version.
+`python -m flash_versions.verify.trial SMALL` reads tasks, a line of JSON each: a version, and the
+number of a case or null, which times the version. It answers each with a line of JSON. If SMALL is
+1, the cases are small and are simulated.
 """
 
 import json
@@ -90,28 +90,20 @@ def timed(version: str) -> list[dict[str, Any]]:
     return rows
 
 
-def say(**found: Any) -> None:
-    """A line for the parent process."""
-    print(json.dumps(found), flush=True)  # noqa: T201
-
-
-def main(arguments: list[str]) -> int:
-    """Try cases; returns the exit code."""
-    version, first, end, small, time_it = arguments[0], *map(int, arguments[1:])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for number in range(first, end):
-        say(begins=number)
+def main(small: bool) -> None:
+    """Answer tasks until there are no more."""
+    device = "cpu" if small else "cuda"
+    for line in sys.stdin:
+        version, number = json.loads(line)
         try:
-            found = attempt(version, draw(number, bool(small)), device)
+            if number is None:
+                found = {"outcome": "passed", "timing": timed(version)}
+            else:
+                found = attempt(version, draw(number, small), device)
         except Exception as error:  # reported, as every other outcome
             found = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}
-        say(number=number, **found)
-    if time_it:
-        say(begins="timing")
-        say(timing=timed(version))
-    say(done=True)
-    return 0
+        print(json.dumps(found), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1] == "1")

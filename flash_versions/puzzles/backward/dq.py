@@ -58,6 +58,8 @@ def dq(q, k, v, do, lse, delta):
 
 
 # ---- check ----
+from flash_versions.puzzles.backward.dk_dv import TILE, gradients_given  # noqa: E402, F401
+
 HINTS = (
     "It is the kernel of dK and dV with the roles of queries and keys swapped: q, do, lse and "
     "delta stay, k and v change.",
@@ -67,15 +69,6 @@ HINTS = (
     "(tl.dot(do_tile, v_tile.T) - row_delta[:, None]); dq_tile += tl.dot(ds, k_tile).",
 )
 RESULTS = ("dq",)
-TILE = 512
-
-
-def gradients_given(m, n, d, scale=1.0):
-    """Inputs of a backward: q, k, v, do, lse and delta."""
-    q, k, v, do = scale * torch.randn(m, d), torch.randn(n, d), torch.randn(n, d), torch.randn(m, d)
-    s = (q.double() @ k.double().T) * d**-0.5
-    o = torch.softmax(s, 1) @ v.double()
-    return q, k, v, do, torch.logsumexp(s, 1).float(), (o * do).sum(1).float()
 
 
 def cases():

@@ -12,7 +12,7 @@ from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify import __main__ as command
 from flash_versions.verify import trial
 from flash_versions.verify.cases import draw
-from flash_versions.verify.supervise import try_version
+from flash_versions.verify.supervise import answers
 from flash_versions.versions import fa4
 
 HELPER = "tests.helpers.kernels.trials"
@@ -78,22 +78,29 @@ def test_what_a_version_does_not_take_is_no_failure():
     assert found["outcome"] == "refused" and "softcap" in found["why"]
 
 
-def test_a_case_that_hangs_is_ended_and_the_rest_goes_on():
-    told, ended, began = [], [], time.monotonic()
-    verdict = try_version(
-        "hangs", 4, True, False, 2.0, told.append, HELPER, lambda: ended.append(len(told))
-    )
+@pytest.mark.parametrize(
+    ("version", "limit", "why"),
+    [("hangs", 2.0, "did not end within 2 s"),
+     ("dies", 20.0, "the process ended with 7: illegal memory access")],
+)  # fmt: skip
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_case_that_hangs_or_dies_is_named_and_the_rest_goes_on(version, limit, why, workers):
+    began, tasks = time.monotonic(), [(version, number) for number in range(4)]
+    found = dict(answers(tasks, workers, True, limit, 60.0, HELPER))
     assert time.monotonic() - began < 30
-    assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed", "passed"]
-    assert "did not end within 2 s" in told[0] and "number=1" in told[0]
-    assert not verdict.passed
-    assert len(ended) == 4, "a step of the bar for each case"
+    right = {"outcome": "passed"}
+    wrong = {"outcome": "failed", "why": why}
+    assert [found[task] for task in tasks] == [right, wrong, right, right]
 
 
-def test_a_process_that_dies_is_named():
-    verdict = try_version("dies", 3, True, False, 20.0, lambda text: None, HELPER)
-    assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed"]
-    assert verdict.cases[1]["why"] == "the process ended with 7: illegal memory access"
+def test_what_time_does_not_allow_is_not_tried():
+    tasks = [("hangs", number) for number in (1, 0, 2)]
+    found = dict(answers(tasks, 1, True, 2.0, 1.0, HELPER))
+    assert [found[task]["outcome"] for task in tasks] == ["failed", "not tried", "not tried"]
+    rows = [{"case": "number=1", **found[task]} for task in tasks]
+    said = command.summary([command.Verdict("hangs", rows, [])], 0.5).splitlines()
+    assert said[0] == "hangs, case number=1: did not end within 2 s"
+    assert said[1].endswith("FAILED  0 right, 1 wrong, 0 not taken, 2 not tried in 0.5 minutes")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +109,7 @@ def test_a_process_that_dies_is_named():
         ([], "no GPU was found"),
         (["--versions", "fa9"], "version 'fa9' is unknown; there are fa1, "),
         (["--simulate", "--limit", "0"], "--limit 0 is not possible"),
+        (["--simulate", "--minutes", "nan"], "--minutes nan is not possible"),
     ],
 )
 def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
@@ -152,8 +160,14 @@ def test_a_damaged_record_verifies_nothing(b200):
 
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path, capsys):
-    verdict = command.Verdict("fa2", [{"outcome": "passed"}], [])
-    monkeypatch.setattr(command, "try_version", lambda *x, step: verdict)
+    first = {}  # what becomes of the first case
+
+    def answered(tasks, *given):
+        for task in tasks:
+            yield task, {"outcome": "passed", "timing": []} | (first if task[1] == 0 else {})
+
+    monkeypatch.setattr(command, "answers", answered)
+    monkeypatch.setattr(command, "workers", lambda small: 1)
     monkeypatch.setattr(command, "new_document", lambda device: {"rows": []})
     rest = ["--versions", "fa2", "--out", str(tmp_path / "report.json")]
     assert command.main(["--quick", *rest]) == 0
@@ -163,5 +177,9 @@ def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp
         assert command.main(rest) == 0
     assert not verified.is_verified("fa2", GPU)
     assert "changed meanwhile, so nothing is remembered" in capsys.readouterr().err
+    first = {"outcome": "not tried"}
+    assert command.main(rest) == 0
+    assert not verified.is_verified("fa2", GPU)
+    first = {}
     assert command.main(rest) == 0
     assert verified.is_verified("fa2", GPU)
