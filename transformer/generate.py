@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,8 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
     """A conversation on the terminal, or line by line from standard input."""
     interactive = sys.stdin.isatty()
     if interactive:
-        import readline  # noqa: F401  (gives input() a history and line editing)
+        with suppress(ImportError):  # Windows has no readline
+            import readline  # noqa: F401  (gives input() a history and line editing)
     sys.stderr.write(CHAT_HELP)
     history, kept = conversation(None, arguments.system_prompt), Kept()
     generators = row_generators(arguments.seed, 1)
@@ -307,7 +309,7 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def warm_up(session: Session) -> None:
-    """Continue some tokens for nobody, so that the first question finds the GPU's kernels loaded."""
+    """Continue some tokens for nobody: the first question then finds the kernels loaded."""
     tokens = [0] * min(32, session.model.config.max_positions // 2)
     brief = replace(session, max_tokens=WORTH_A_GRAPH + 1)
     brief.answer([tokens], row_generators(0, 1), lambda row, text: None)

@@ -62,6 +62,11 @@ with devices.assume(Properties((9, 0), num_sms=2)):
         o = attention(q, k, v, causal=True, version=version)
         assert all(x.ok for x in compare(o, q, k, v, causal=True).values())
 """
+WINDOWS = """
+import os, signal, sys
+sys.modules |= dict.fromkeys("fcntl grp pty pwd readline resource syslog termios tty".split())
+del os.O_DIRECTORY, signal.SIGALRM, signal.setitimer
+"""
 LEARNER = """
 import torch
 import triton
@@ -127,6 +132,23 @@ def test_a_model_answers(run, version):
 
 def test_the_package(run):
     assert_fine(run("-c", API))
+
+
+def test_what_windows_lacks_is_not_needed(run, tmp_path):
+    """Every module is imported, a model answers and learns, and files are written."""
+    (tmp_path / "sitecustomize.py").write_text(WINDOWS)
+    (tmp_path / "data.jsonl").write_text('{"text": "one and one is two"}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "What is 1+1?"}\n')
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    assert "import of fcntl halted" in run("-c", "import fcntl", PYTHONPATH=path).stderr
+    assert_fine(run("-c", API, PYTHONPATH=path))
+    command = ["transformer.train", "--data", "data.jsonl", "--out", "run", "--steps", "1"]
+    assert_fine(run("-m", *command, PYTHONPATH=path))
+    command = ["transformer.generate", "--model", "run", "--input", "asked.jsonl"]
+    done = run("-m", *command, "--output", "said.jsonl", PYTHONPATH=path)
+    assert_fine(done)
+    assert "memory      unknown" in done.stderr
+    assert "What is 1+1?" in (tmp_path / "said.jsonl").read_text()
 
 
 def test_kernels_for_hopper(run):

@@ -253,13 +253,14 @@ class Session:
         if self.attention not in flash_versions.BASELINES and self.device.type == "cpu":
             where += "; its kernels are simulated: slow by design, for reading"
             where += _faster(self.model.config, self.precision, self.engine)
+        peak = statistics.peak_memory
         reused = f"; {statistics.reused_tokens} tokens of the turns before were kept"
         return (
             f"prompt      {statistics.prompt_tokens} tokens,"
             f" {statistics.prompt_rate:.1f} tokens/s{reused if statistics.reused_tokens else ''}\n"
             f"generation  {statistics.generated_tokens} tokens,"
             f" {statistics.generation_rate:.1f} tokens/s\n"
-            f"memory      {statistics.peak_memory / 2**20:.0f} MiB peak\n"
+            f"memory      {f'{peak / 2**20:.0f} MiB peak' if peak else 'unknown'}\n"
             f"attention   {where}\n"
             + (self._details(statistics) if self.engine.measure_attention else "")
         )

@@ -7,7 +7,7 @@ with them, so bytes over seconds say how close it comes to the memory's bandwidt
 from __future__ import annotations
 
 import operator
-import resource
+import sys
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,10 +136,17 @@ def token_bytes(config: Config, dtype: torch.dtype) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that torch allocated on a GPU, or that the process held in memory."""
+    """Bytes: the most that torch allocated on a GPU, or that the process held in memory; 0 on
+    Windows, which does not tell.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def attention_share(

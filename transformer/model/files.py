@@ -1,7 +1,6 @@
 """Files: JSON that is read with one sentence about what is wrong, and one writer at a time."""
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from flash_versions import files
+
+try:
+    import fcntl
+except ImportError:  # Windows: no file is locked there
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -62,7 +66,8 @@ def _drop_locks() -> None:
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_drop_locks)
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_drop_locks)
 
 
 @contextmanager
@@ -77,10 +82,10 @@ def only_writer(folder: Path) -> Iterator[None]:
     made = not folder.exists()
     if made:
         folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
     try:
-        with _locked(handle, f"another process is writing to {folder}", "--out"):
-            for path in folder.iterdir():
+        with _locked(folder, flags, "--out") as handle:
+            for path in folder.iterdir() if handle is not None else ():
                 if files.UNFINISHED.fullmatch(path.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             yield
@@ -96,10 +101,10 @@ def only_writer_of(file: Path) -> Iterator[None]:
     Raises:
         ValueError: another process has it.
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    with _locked(handle, f"another process is writing to {file}", "--output"):
+    with _locked(file, os.O_RDWR | os.O_CREAT, "--output") as handle:
         try:
-            if not os.fstat(handle).st_nlink:  # deleted between the opening and the lock
+            # It may have been deleted between the opening and the lock.
+            if handle is not None and not os.fstat(handle).st_nlink:
                 raise ValueError(f"another process has just finished {file}; repeat the command")
             yield
         finally:
@@ -108,16 +113,24 @@ def only_writer_of(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(handle: int, refusal: str, option: str) -> Iterator[None]:
-    """Lock an open file or folder and close it at the end; ValueError if it is locked."""
+def _locked(path: Path, flags: int, option: str) -> Iterator[int | None]:
+    """Open a file or folder and lock it till the end; ValueError if it is locked. Where nothing can
+    be locked, it is not opened: None.
+    """
+    if fcntl is None:
+        yield None
+        return
+    handle = os.open(path, flags, 0o666)
     _locks.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # a file system without locks cannot tell
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ValueError(f"{refusal}; wait for it or use another {option}") from error
-        yield
+                raise ValueError(
+                    f"another process is writing to {path}; wait for it or use another {option}"
+                ) from error
+        yield handle
     finally:
         _locks.discard(handle)
         os.close(handle)
