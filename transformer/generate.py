@@ -167,6 +167,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("max_tokens", "batch_size", "prefill_chunk", "page_size"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name in ("page_size", "lookup"):
+        if (getattr(arguments, name) or 0) >= 2**31:
+            raise ValueError(f"--{name.replace('_', '-')} must be below 2^31")
     if "" in arguments.stop:
         raise ValueError("--stop must not be empty")
     return arguments

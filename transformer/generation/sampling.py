@@ -21,6 +21,7 @@ from transformer.model.kernels.decode.sample import draw, likeliest
 
 # Far beyond these, ordinary logits overflow float32. So low a temperature is all but greedy.
 MIN_TEMPERATURE = 1e-4
+LARGEST = 1e30  # of an option: a few products later, float32 still holds it
 MAX_PENALTY = 1000
 
 
@@ -49,9 +50,9 @@ class Sampling:
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k must be a whole number >= 0 (0 keeps all), got {self.top_k}")
         # Written so that NaN, for which every comparison is false, is refused.
-        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= LARGEST:
             raise ValueError(
-                f"temperature must be a finite number, 0 (greedy) or at least {MIN_TEMPERATURE},"
+                f"temperature must be 0 (greedy) or between {MIN_TEMPERATURE} and {LARGEST:g},"
                 f" got {self.temperature}"
             )
         if not 0 < self.top_p <= 1:

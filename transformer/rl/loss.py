@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer.generation.sampling import LARGEST
+
 Scale = Literal["group", "batch", "mean", "none"]
 Ratio = Literal["token", "sequence"]
 Reduce = Literal["grpo", "dapo", "dr_grpo"]
@@ -77,14 +79,16 @@ class Loss:
         # Written so that NaN, for which every comparison is false, is refused.
         if not 0 < self.clip_low <= 1:
             raise ValueError(f"clip_low must be above 0 and at most 1, got {self.clip_low}")
-        if not self.clip_high > 0:
-            raise ValueError(f"clip_high must be above 0, got {self.clip_high}")
-        if not 0 <= self.beta < math.inf:
-            raise ValueError(f"beta must be a finite number >= 0 (0: no KL), got {self.beta}")
-        if self.importance_cap is not None and not 0 < self.importance_cap < math.inf:
+        if not (0 < self.clip_high <= LARGEST or self.clip_high == math.inf):
             raise ValueError(
-                "importance_cap must be a finite number above 0, or None for no correction, got"
-                f" {self.importance_cap}"
+                f"clip_high must be above 0 and at most {LARGEST:g}, or inf, got {self.clip_high}"
+            )
+        if not 0 <= self.beta <= LARGEST:
+            raise ValueError(f"beta must be between 0 (no KL) and {LARGEST:g}, got {self.beta}")
+        if self.importance_cap is not None and not 0 < self.importance_cap <= LARGEST:
+            raise ValueError(
+                f"importance_cap must be above 0 and at most {LARGEST:g}, or None for no"
+                f" correction, got {self.importance_cap}"
             )
 
 

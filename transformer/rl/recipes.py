@@ -1,13 +1,12 @@
 """The settings of a GRPO run, and recipes: settings that were found to work, by name."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from transformer.generation.sampling import Sampling
+from transformer.generation.sampling import LARGEST, Sampling
 from transformer.model.files import read_jsonl
 from transformer.rl.loss import Loss, Ratio, Reduce, Scale
 from transformer.rl.practice import Finish, Mix, Practice
@@ -88,8 +87,11 @@ class Settings:
                     f"{flag(name)} must be at least {number}, got {getattr(self, name)}"
                 )
         for name in ("lr", "clip_gradient", "reward_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= LARGEST:
+                raise ValueError(
+                    f"{flag(name)} must be positive and at most {LARGEST:g}, got"
+                    f" {getattr(self, name)}"
+                )
         for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import flash_versions
+from transformer.generation.sampling import LARGEST
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import writing
 from transformer.training import byte_tokenizer
@@ -73,8 +74,12 @@ class Schedule:
     def __post_init__(self):
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"--lr must be a positive number, got {self.learning_rate}")
+        if not 0 < self.learning_rate <= LARGEST:
+            raise ValueError(
+                f"--lr must be a positive number of at most {LARGEST:g}, got {self.learning_rate}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed must be a whole number of 64 bits, got {self.seed}")
 
     def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
         """The model before the first step, its trained weights in fp32.

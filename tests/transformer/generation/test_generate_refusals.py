@@ -10,12 +10,13 @@ import pytest
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["--temp", "nan"], "temperature must be a finite number"),
+        (["--temp", "nan"], "temperature must be 0 (greedy) or between"),
         (["--top-p", "0"], "top_p must be above 0"),
         (["-m", "0"], "--max-tokens must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--page-size", "16"], "--page-size needs --cache paged"),
         (["--cache", "paged"], "version 'sdpa': block_table is not possible"),
+        (["--page-size", "99999999999", "--cache", "paged"], "--page-size must be below 2^31"),
         (["--lookup", "-1"], "lookup must be at least 0, got -1"),
         (["--lookup", "3", "--temp", "1"], "lookup is exact for greedy choices only"),
         (["--stop", ""], "--stop must not be empty"),
