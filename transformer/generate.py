@@ -41,7 +41,7 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.generation.session import DTYPES, Session
 from transformer.generation.stats import Statistics
-from transformer.model.decoder import KERNELS
+from transformer.model.decoder import KERNELS, choose_attention
 from transformer.model.paged_cache import PAGE_SIZE
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
@@ -78,6 +78,7 @@ CHAT_HELP = """\
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    arguments = session = None
     try:
         interruptible()
         arguments = parse(argv)
@@ -101,12 +102,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        what = str(error) if isinstance(error, MemoryError) else ""
-        sys.stderr.write(
-            f"error: {what or 'the memory is full'}; a smaller --max-tokens or --batch-size,"
-            " --cache paged or --dtype bfloat16 needs less\n"
-        )
+        what = (str(error) if isinstance(error, MemoryError) else "") or "the memory is full"
+        sys.stderr.write(f"error: {what}; {less_memory(arguments, session)} needs less\n")
     return 2
+
+
+def less_memory(arguments: argparse.Namespace | None, session: Session | None) -> str:
+    """What needs less memory, of all that this model can use."""
+    if arguments is None or session is None:
+        return "a smaller model"
+    device, precision, paged = session.device, session.precision, arguments.cache == "paged"
+
+    def works(dtype: str, paged: bool) -> bool:
+        try:
+            choose_attention(
+                arguments.attention, session.model.config, device, DTYPES[dtype], precision, paged
+            )
+            return True
+        except Exception:  # also: no memory is left to ask with
+            return False
+
+    found = ["--max-tokens", "--batch-size"] if arguments.input else ["--max-tokens"]
+    found = [f"a smaller {' or '.join(found)}"]
+    found += ["--cache paged"] * (not paged and works(session.dtype, True))
+    found += ["--dtype bfloat16"] * (session.dtype == "float32" and works("bfloat16", paged))
+    return " or ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -183,7 +183,33 @@ def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
     monkeypatch.setattr(session.Session, "answer", fail)
     code, out, err = command("-p", "x")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"error: {said}; a smaller --max-tokens or --batch-size, --cache paged")
+    assert err == f"error: {said}; a smaller --max-tokens or --dtype bfloat16 needs less\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "attention", "hint"),
+    [("", "fa2", "a smaller --max-tokens, --cache paged or --dtype bfloat16"),
+     ("--dtype bfloat16", "fa1", "a smaller --max-tokens"),
+     ("--dtype float16 --cache paged", "fa2", "a smaller --max-tokens"),
+     ("--input {}", "sdpa", "a smaller --max-tokens or --batch-size or --dtype bfloat16"),
+     ("--model {}", "fa2", "a smaller model")],
+)  # fmt: skip
+def test_only_what_the_model_can_use_is_said_to_need_less(
+    command, monkeypatch, tmp_path, options, attention, hint
+):
+    """Each hint that is given is one that the command takes."""
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "hi"}\n')
+    monkeypatch.setattr(session.Session, "load" if "model" in options else "answer", fail)
+    code, _, err = command(*options.format(file).split(), attention=attention)
+    assert code == 2 and err.endswith(f"error: the memory is full; {hint} needs less\n")
+    monkeypatch.undo()
+    for works in re.findall(r"--(?:cache|dtype) \w+", hint):
+        assert command("-p", "a", "-m", 1, *works.split(), attention=attention)[0] == 0
 
 
 # A conversation
