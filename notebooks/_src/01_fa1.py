@@ -418,8 +418,8 @@ Markdown(
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
 # * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. For
 #   such $x$ the compiler computes $2^{x/2}$, which takes one multiplication, and squares it, which takes
-#   another. Both instructions have a condition, and each score has to pass them whether it is true or
-#   not;
+#   another. Both instructions have a condition, but they are executed for each score, whether the condition is true
+#   or not;
 # * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
 #   block, `o` has as many numbers as the tile has scores, so each of them counts as one for a score.
 #

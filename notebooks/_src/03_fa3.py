@@ -133,7 +133,7 @@ checked("fa2_in_turn", order == sorted(order))
 # %% [markdown]
 # **Change one line.** FA2's loop at least loads ahead: `LDGSTS` copies a later block while this one is computed.
 # `num_stages=3` in `the_line` asks for it. Ask for one stage, and the cell compiles FA2 with your line, in a copy of
-# the package. What happens to the copies, and who waits now?
+# the package. What happens to the copies, and which warps wait now?
 
 # %%
 # %%needs_triton
@@ -197,8 +197,8 @@ say(
 )
 
 # %% [markdown]
-# FA3 keeps the two units busy at the same time. (The other way out is to make exponentials cheaper.
-# [FA4](04_fa4.ipynb) takes it.)
+# FA3 keeps the two units busy at the same time. (The other remedy is to make exponentials cheaper:
+# [FA4](04_fa4.ipynb) does that.)
 
 # %% [markdown]
 # ## Overlap by hand
@@ -1283,9 +1283,9 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 own_gpu()
 
 # %% [markdown]
-# **A ring of your own.** Write both sides of a ring of two slots in Gluon: the warp that lets TMA copy, and the
-# warps that read. The check runs your kernel in the simulator, with late copies and late reads. If everybody waits, it
-# says who waits where, and for what.
+# **A pipeline of your own.** Write both sides of a *ring*, a pipeline of two slots, in Gluon: the warp that lets TMA
+# copy, and the warps that read. The check runs your kernel in the simulator, with late copies and late reads. If all
+# warps wait, it says which warp waits at which line, and for what.
 
 # %%
 # puzzle: ring

@@ -29,8 +29,8 @@
 # FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first idea pays
 # only in some cases, and the second in none. By default the kernel for Hopper uses conditional
 # rescaling where head_dim is at most 32 or larger than 128, and in FP8. The measurements in the
-# middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's kernel,
-# which has neither idea. The second half is about a kernel for Blackwell.
+# middle of this notebook say why. Where products take less time than the softmax, version "fa4" leaves
+# some calls to FA3's kernel, which has neither idea. The second half is about a kernel for Blackwell.
 #
 # Time: about 85 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that
 # begin with `%%needs_triton` need Linux.
@@ -631,7 +631,7 @@ changes("fa3-hopper", "fa4-hopper", "attend")
 # %% [markdown]
 # `fold_scores` now raises references in place of maxima, and `correct` multiplies the accumulator
 # where it has to. `correct` is written in PTX, NVIDIA's assembly language, because the decision is
-# made by a warp and Gluon has no word for that. `vote.sync.any` asks whether any thread of the warp
+# made by a warp and Gluon has no operation for that. `vote.sync.any` asks whether any thread of the warp
 # has a raised row; where the answer is no, a branch (`bra`) skips the multiplications.
 
 # %% tags=["hide-input"]
@@ -931,8 +931,8 @@ check("repair", repair)
 #   (`tests/simulator/gluon/forward/test_blackwell.py`). Code: it compiles with Triton 3.6, 3.7
 #   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
 # * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas,
-#   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence that
-#   the simulator does not ask for.
+#   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence (an
+#   instruction that keeps accesses to memory in order) that the simulator does not ask for.
 # * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU,
 #   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
 #   report. Once the kernel has passed there, "auto" takes it on that machine.

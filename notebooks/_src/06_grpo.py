@@ -135,7 +135,7 @@ checked("it_can_do_more", before["pass@4"] > 1.5 * before["sampled"])
 
 # %% [markdown]
 # The model can do far more than it does at the first try. <!-- checked: it_can_do_more --> GRPO closes
-# this gap: it makes the model do always what it sometimes does already.
+# this gap: the model learns to do always what it now does sometimes.
 #
 # ## The reward
 #

@@ -1,6 +1,7 @@
 """What the commands of this package share: how they fail, and how they name a device."""
 
 import argparse
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -54,6 +55,8 @@ def say(text: str) -> None:
 class ElsewhereError(Exception):
     """Another process of the run failed, and says why."""
 
+    everywhere = True  # all processes know of it
+
 
 def run_training(run: Callable[[], None], less_memory: str) -> int:
     """Run a command that trains, and say what ends it on standard error.
@@ -82,6 +85,7 @@ def run_training(run: Callable[[], None], less_memory: str) -> int:
         if not out_of_memory(error):
             raise
         sys.stderr.write(f"error: the memory is full; a smaller {less_memory} needs less\n")
+    gc.collect()  # a group of processes that an error holds must not end with the interpreter
     return 2
 
 

@@ -126,6 +126,7 @@ class World:
         failed = self.gather(error is not None)
         if any(failed):
             if error is not None and failed.index(True) == self.rank:
+                error.everywhere = True  # type: ignore[attr-defined]
                 raise error
             raise ElsewhereError from error
 
@@ -173,8 +174,8 @@ def own_device(name: str) -> torch.device:
 def connected(device: torch.device) -> Iterator[World]:
     """The world that torchrun describes in the environment; a plain process is alone.
 
-    After an error nothing is taken down: other ranks may wait in a collective, until torchrun ends
-    them because this one has ended.
+    After an error that the ranks do not know of `together`, nothing is taken down: others may wait
+    in a collective, until torchrun ends them because this one has ended.
 
     What has been imported stays, and Python's garbage collector need not look through it again: a
     tenth of a second now and then, on one rank for which all others wait.
@@ -190,7 +191,12 @@ def connected(device: torch.device) -> Iterator[World]:
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    yield World(device, dist.get_rank(), size, init_device_mesh(device.type, (size,)))
+    try:
+        yield World(device, dist.get_rank(), size, init_device_mesh(device.type, (size,)))
+    except Exception as error:
+        if getattr(error, "everywhere", False):
+            dist.destroy_process_group()
+        raise
     dist.destroy_process_group()
 
 

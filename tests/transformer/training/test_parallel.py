@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 from torch.testing import assert_close
 
 from tests.helpers.models.tiny_grpo import CPU, options
@@ -163,6 +164,38 @@ def test_an_error_of_one_rank_ends_both(ranks):
     first, second = (found["failure"] for found in ranks)
     assert first.startswith("ElsewhereError")
     assert second.startswith("ValueError: the reward of task 'seldom' raised KeyError")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [("train --lr nan --out {}/new", "--lr must be a positive number"),
+     ("train --data {}/none.jsonl --out {}/new", "{}/none.jsonl: No such file or directory"),
+     ("train --steps 1 --out {}/file", "{}/file: Not a directory"),
+     ("train --steps 1 --out {}/new --attention fa9.py", "fa9.py"),
+     ("grpo --group 1 --out {}/new", "--group must be at least 2, got 1"),
+     ("grpo --model {}/none --out {}/new", "{}/none"),
+     ("grpo --out {}/file", "{}/file: Not a directory")],
+)  # fmt: skip
+def test_two_processes_refuse_once(command, sentence, tmp_path):
+    (tmp_path / "file").touch()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
+    name, *options = command.replace("{}", str(tmp_path)).split()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"transformer.{name}", "--device", "cpu", *options],
+            env={**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
+                 "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert said[0].startswith("error: ") and sentence.replace("{}", str(tmp_path)) in said[0]
+    assert (said[0].count("\n"), said[1]) == (1, "")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_command_writes_once(folder, ranks, tmp_path):

@@ -130,7 +130,7 @@ class Machine:
         heapq.heappush(self.calendar, (self.now + cycles, next(self.order), action))
 
     def signal(self, event: Event) -> None:
-        """An event happens: who waits for it goes on."""
+        """An event happens: what waits for it goes on."""
         self.happened.add(event)
         for program in self.waiting.pop(event, []):
             self.after(0.0, partial(self.resume, program))
