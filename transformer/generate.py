@@ -111,14 +111,12 @@ def less_memory(arguments: argparse.Namespace | None, session: Session | None) -
     """What needs less memory, of all that this model can use."""
     if arguments is None or session is None:
         return "a smaller model"
-    device, precision, paged = session.device, session.precision, arguments.cache == "paged"
+    config, device, precision = session.model.config, session.device, session.precision
+    name, paged = arguments.attention, session.engine.page_size is not None
 
     def works(dtype: str, paged: bool) -> bool:
         try:
-            choose_attention(
-                arguments.attention, session.model.config, device, DTYPES[dtype], precision, paged
-            )
-            return True
+            return bool(choose_attention(name, config, device, DTYPES[dtype], precision, paged))
         except Exception:  # also: no memory is left to ask with
             return False
 

@@ -137,11 +137,7 @@ def score(
     assert isinstance(recipe, Recipe)
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         scores[name] = evaluate(
-            model,
-            problems,
-            temperature=temperature,
-            seed=seed,
-            skills=TAUGHT[recipe.tasks],
+            model, problems, temperature=temperature, seed=seed, skills=TAUGHT[recipe.tasks]
         )
         training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
     progress.say(model_card.table(scores))

@@ -127,10 +127,7 @@ def cudnn_fp8_graph(q, k, v, causal: bool, wanted: tuple[str, ...], handle: Any)
 
     e4m3, fp32 = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
     graph = cudnn.pygraph(
-        io_data_type=e4m3,
-        intermediate_data_type=fp32,
-        compute_data_type=fp32,
-        handle=handle,
+        io_data_type=e4m3, intermediate_data_type=fp32, compute_data_type=fp32, handle=handle
     )
     inputs = {}
     for name, (shape, strides) in zip("qkv", (q, k, v)):  # to cuDNN: (batch, heads, length, dim)

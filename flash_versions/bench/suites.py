@@ -236,12 +236,7 @@ def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
         if (peer := PEERS[name]).installed():
             function = partial(peer.function, causal=causal)
             prepare = in_e4m3 if peer.precision == "fp8" else None
-            yield Competitor(
-                name,
-                function,
-                precision=peer.precision,
-                prepare=prepare,
-            )
+            yield Competitor(name, function, precision=peer.precision, prepare=prepare)
 
 
 def ablated(causal: bool) -> Iterator[Competitor]:

@@ -351,10 +351,7 @@ def _check_new_rows(
 
 
 def _check_rotary(
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    k: torch.Tensor,
-    capacity: int,
+    rotary_cos: torch.Tensor | None, rotary_sin: torch.Tensor | None, k: torch.Tensor, capacity: int
 ) -> None:
     if rotary_cos is None or rotary_sin is None:
         raise ValueError("rotary_cos and rotary_sin go together; one of them is None.")

@@ -7,12 +7,7 @@ import torch
 from flash_versions.dispatch.request import check_integers
 from flash_versions.flash_attn.call import Output, WindowSize, attend, bounds_of
 from flash_versions.flash_attn.forward_only import forward_only
-from flash_versions.flash_attn.kv_cache import (
-    append_to_cache,
-    as_block_table,
-    capacity_of,
-    rotate,
-)
+from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
 from flash_versions.flash_attn.packing import places_of
 
 

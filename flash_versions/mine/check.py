@@ -21,12 +21,7 @@ from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.from_file import load_version
 from flash_versions.versions.oracle import suite
-from flash_versions.versions.oracle.budget import (
-    Accuracy,
-    assess_request,
-    in_dtype,
-    plain_pytorch,
-)
+from flash_versions.versions.oracle.budget import Accuracy, assess_request, in_dtype, plain_pytorch
 
 START = Path(__file__).with_name("start.py")  # what `new` writes
 

@@ -7,7 +7,6 @@ from flash_versions.plot.figures import main
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
-        prog="python -m flash_versions.plot",
-        description="redraw the figures of docs/results",
+        prog="python -m flash_versions.plot", description="redraw the figures of docs/results"
     ).parse_args()
     sys.exit(main())

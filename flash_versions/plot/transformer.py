@@ -9,10 +9,7 @@ from matplotlib.lines import Line2D
 from flash_versions.bench.results import Document, any_row, rate_of
 
 # Suite -> what its products are held against, and how a figure calls it.
-PRODUCTS = {
-    "gemm": ("cuBLAS", "a product"),
-    "norm gemm": ("cuBLAS alone", "a norm and a product"),
-}
+PRODUCTS = {"gemm": ("cuBLAS", "a product"), "norm gemm": ("cuBLAS alone", "a norm and a product")}
 OURS, OTHERS = "#D55E00", "#666666"  # Okabe and Ito's vermilion, and grey
 MARKERS = "osD^vP"  # of models, as COLOURS
 COLOURS = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]

@@ -9,7 +9,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -89,21 +88,17 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [*VERSIONS, *own]
 
 
-def try_all(
-    names: list[str], cases: int, options: argparse.Namespace, tell: Callable[[str], object]
-) -> list[Verdict]:
-    """Try the cases of all versions, several at a time, then time each version that passed, alone.
-
-    Args:
-        names: of the versions.
-        cases: how many calls of each.
-        options: of the command.
-        tell: is given a line about each failure, and now and then one about the progress.
+def try_all(names: list[str], cases: int, options: argparse.Namespace) -> list[Verdict]:
+    """Try so many cases of each version, several at a time, then time each version that passed,
+    alone. What failed comes first.
     """
     small, total = options.simulate, cases * len(names)
     verdicts = {name: Verdict(name, [], []) for name in names}
+    at_once = workers(small)
+    if not options.quiet:
+        sys.stderr.write(f"{', '.join(names)}: {cases} calls each, {at_once} at a time\n")
     bar = progress_bar(total, "call", options.quiet)
-    say = tell if bar is None else partial(bar.write, file=sys.stderr)
+    say = partial(print if bar is None else bar.write, file=sys.stderr)
 
     def add(task: Task, found: dict[str, Any]) -> None:
         name, number = task
@@ -116,8 +111,8 @@ def try_all(
     tasks: list[Task] = [(name, number) for name in names for number in range(cases)]
     # If time does not suffice, no version is left out. And the processes meet different kernels.
     Random(0).shuffle(tasks)
-    given = workers(small), small, options.limit
-    for done, (task, found) in enumerate(answers(tasks, *given, options.minutes * 60), 1):
+    given = at_once, small, options.limit, options.minutes * 60
+    for done, (task, found) in enumerate(answers(tasks, *given), 1):
         add(task, found)
         now = time.monotonic()
         if bar is not None:
@@ -133,7 +128,9 @@ def try_all(
             verdicts[task[0]].timing.extend(found["timing"])
         else:
             add(task, found)
-    return list(verdicts.values())
+    for verdict in verdicts.values():
+        verdict.cases.sort(key=lambda row: (row["outcome"] != "failed", row["number"] or 0))
+    return sorted(verdicts.values(), key=lambda verdict: verdict.passed)
 
 
 def workers(small: bool) -> int:
@@ -186,16 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     cases = SIMULATED if options.simulate else QUICK if options.quick else CASES
     names = chosen(options)
     verified.sources()  # what the trials are of
-
-    def tell(line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-
-    if not options.quiet:
-        tell(f"{', '.join(names)}: {cases} calls each, {workers(options.simulate)} at a time")
-    verdicts = try_all(names, cases, options, tell)
-    for verdict in verdicts:
-        verdict.cases.sort(key=lambda row: (row["outcome"] != "failed", row["number"] or 0))
-    verdicts.sort(key=lambda verdict: verdict.passed)
+    verdicts = try_all(names, cases, options)
     document = new_document("cpu" if options.simulate else "cuda")
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)

@@ -24,15 +24,6 @@ from flash_versions.versions.oracle.budget import assess_request
 TIMED_SHAPES = (4, 4096, 16, 64), (4, 4096, 16, 128)  # batch, length, heads, head_dim
 
 
-def refused(version: str, case: Case, device: str) -> str | None:
-    """Why a version does not take a case, as a sentence, or None."""
-    q, k, v, _ = case.inputs(device)
-    found = (VERSIONS | EXPLICIT)[version].unsupported(make_request(q, k, v, **case.options()))
-    if found is None and case.backward and (VERSIONS | EXPLICIT)[version].backward is None:
-        return f"version {version!r} has no backward."
-    return found
-
-
 def results(
     version: str, case: Case, device: str, deterministic: bool = True
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -51,7 +42,12 @@ def results(
 
 def attempt(version: str, case: Case, device: str) -> dict[str, Any]:
     """A case's outcome: "passed", "refused" or "failed", and what was found."""
-    if why := refused(version, case, device):
+    tried = (VERSIONS | EXPLICIT)[version]
+    request = make_request(*case.inputs(device)[:3], **case.options())
+    why = tried.unsupported(request)
+    if why is None and case.backward and tried.backward is None:
+        why = f"version {version!r} has no backward."
+    if why:
         return {"outcome": "refused", "why": why}
     first, do = results(version, case, device)
     # On a GPU, a call that comes often is recorded, then replayed (dispatch/replay): both count.
@@ -62,7 +58,6 @@ def attempt(version: str, case: Case, device: str) -> dict[str, Any]:
         for name, x in first.items()
         if not all(torch.equal(x, run[name]) for run in runs)
     ]
-    request = make_request(*case.inputs(device)[:3], **case.options())
     found = assess_request(first, request, do if case.backward else None)
     if case.backward:  # the kernels that may add in any order have a budget to keep, too
         fast, _ = results(version, case, device, deterministic=False)

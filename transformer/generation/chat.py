@@ -270,8 +270,7 @@ def render_marked(
     text = render_chat(template, messages, tools=tools, **variables)
     try:
         marked_messages, marked_tools = _map_strings(
-            (list(messages), tools),
-            lambda string: mark_spellings(string, tokenizer.control_tokens),
+            (list(messages), tools), lambda string: mark_spellings(string, tokenizer.control_tokens)
         )
     except RecursionError as error:
         raise TemplateError("a message or tool is nested too deeply") from error
@@ -353,11 +352,7 @@ def _to_json(
 ) -> str:
     """Plain JSON; Jinja's own filter escapes <, > and & for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

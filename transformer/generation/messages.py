@@ -9,13 +9,7 @@ thoughts of earlier turns, stands before the sign.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transformer.generation.chat import (
-    Message,
-    TemplateError,
-    Tokenizer,
-    encode_chat,
-    render_chat,
-)
+from transformer.generation.chat import Message, TemplateError, Tokenizer, encode_chat, render_chat
 
 SIGN = "sign-5f2d9c-{}-"  # letters, digits and hyphens, which every template and JSON keep
 ROLES = '"system", "user" or "assistant"'

@@ -77,11 +77,7 @@ class PromptLookupDecoding(Decoding):
             self._run(tokens)
             self._stored += tokens
             self._send(
-                self.rows,
-                tokens,
-                self._tokens[:, :tokens],
-                self._scores[:, :tokens],
-                self._agreed,
+                self.rows, tokens, self._tokens[:, :tokens], self._scores[:, :tokens], self._agreed
             )
 
     def replace(self, index: int, row: Row, logits: Tensor, numbers: Tensor | None) -> None:

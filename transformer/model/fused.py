@@ -155,11 +155,7 @@ def moved_together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def forward(
-    model: Model,
-    tokens: torch.Tensor,
-    cache: KVCache | PagedKVCache,
-    *,
-    last_only: bool = False,
+    model: Model, tokens: torch.Tensor, cache: KVCache | PagedKVCache, *, last_only: bool = False
 ) -> torch.Tensor:
     """Logits of the token after each token; no gradient.
 
@@ -215,19 +211,10 @@ def forward(
             overlap=overlap,
         )
         h = swiglu(
-            x,
-            gate_up,
-            gate_up_bias,
-            norm=norm_of(block.post_attention_layernorm),
-            overlap=overlap,
+            x, gate_up, gate_up_bias, norm=norm_of(block.post_attention_layernorm), overlap=overlap
         )
         x = linear(
-            h,
-            mlp.down_proj.weight,
-            mlp.down_proj.bias,
-            residual=x,
-            overwrite=True,
-            overlap=overlap,
+            h, mlp.down_proj.weight, mlp.down_proj.bias, residual=x, overwrite=True, overlap=overlap
         )
     x = x.unflatten(0, (batch, length))
     x = x[:, -1].contiguous() if last_only else x.flatten(0, 1)

@@ -25,12 +25,7 @@ KINDS = {bool: "true or false", int: "an integer", str: "a text", list: "a list"
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "original_max_position_embeddings",
-        "low_freq_factor",
-        "high_freq_factor",
-    ),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings"),
     "dynamic": ("factor", "original_max_position_embeddings"),
     "longrope": ("factor", "original_max_position_embeddings", "short_factor", "long_factor"),

@@ -87,10 +87,9 @@ class Settings:
                     f"{flag(name)} must be at least {number}, got {getattr(self, name)}"
                 )
         for name in ("lr", "clip_gradient", "reward_seconds"):
-            if not 0 < getattr(self, name) <= LARGEST:
+            if not 0 < (value := getattr(self, name)) <= LARGEST:
                 raise ValueError(
-                    f"{flag(name)} must be positive and at most {LARGEST:g}, got"
-                    f" {getattr(self, name)}"
+                    f"{flag(name)} must be positive and at most {LARGEST:g}, got {value}"
                 )
         for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
             if not 0 <= (share := getattr(self, name)) <= 1:

@@ -30,6 +30,7 @@ from transformer.training.parallel import (
     forget_state,
     has_state,
     read_state,
+    refuse_another,
     undamaged,
     write_state,
 )
@@ -81,15 +82,10 @@ class Run:
         return self.folder / STATE
 
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
-        ours = {
-            one.name: getattr(self.settings, one.name) for one in fields(Settings) if one.compare
-        }
-        if others := [name for name in ours if theirs.get(name) != ours[name]]:
-            raise ValueError(
-                f"{self.folder} holds a run with another {flag(others[0])}"
-                f" ({theirs.get(others[0])}, now {ours[others[0]]}); repeat its command or use"
-                " another --out"
-            )
+        names = [one.name for one in fields(Settings) if one.compare]
+        ours = {flag(name): getattr(self.settings, name) for name in names}
+        theirs = {flag(name): value for name, value in theirs.items()}
+        refuse_another(f"{self.folder} holds a run", ours, theirs)
 
     def log(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a line to METRICS or SAMPLES."""

@@ -24,13 +24,7 @@ from transformer.rl.rollout import Policy, Rollout
 from transformer.rl.sampler import Groups, Sampler
 from transformer.tasks.problems import Problems
 from transformer.training.lora import merged_weights
-from transformer.training.parallel import (
-    ALONE,
-    World,
-    gathered,
-    restore_training,
-    training_state,
-)
+from transformer.training.parallel import ALONE, World, gathered, restore_training, training_state
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -69,11 +69,7 @@ class Teacher:
     def reply(self, rng: Random, problem: Problem) -> str:
         """Reply to a problem."""
         return problem.task.demonstrate(
-            rng,
-            *problem.arguments,
-            hasty=self.hasty,
-            forget=self.forget,
-            patience=self.patience,
+            rng, *problem.arguments, hasty=self.hasty, forget=self.forget, patience=self.patience
         )
 
 

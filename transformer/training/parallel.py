@@ -19,7 +19,7 @@ import gc
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -200,6 +196,16 @@ def connected(device: torch.device) -> Iterator[World]:
     dist.destroy_process_group()
 
 
+def refuse_another(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """ValueError if what a folder holds, such as "runs/a holds a run", has other settings."""
+    for name, value in ours.items():
+        if (other := theirs.get(name)) != value:
+            raise ValueError(
+                f"{what} with another {name} ({other}, now {value}); repeat its command or use"
+                " another --out"
+            )
+
+
 # ---- weights ----
 
 
@@ -287,11 +293,7 @@ def restore_training(
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
             dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=state["shards"])
         set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=weights,
-            optim_state_dict=moments,
-            options=TRAINED,
+            model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=TRAINED
         )
         return
     parameters = trained(model)

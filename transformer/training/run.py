@@ -35,6 +35,7 @@ from transformer.training.parallel import (
     forget_state,
     has_state,
     read_state,
+    refuse_another,
     restore_training,
     shard,
     training_state,
@@ -296,12 +297,7 @@ class Training:
         with undamaged(path):
             state = read_state(path, self.device) or {}
             theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
-        if others := [name for name in ours if theirs.get(name) != ours[name]]:
-            raise ValueError(
-                f"{self.folder} holds an unfinished run with another {others[0]}"
-                f" ({theirs.get(others[0])}, now {ours[others[0]]}); repeat its command or use"
-                " another --out"
-            )
+        refuse_another(f"{self.folder} holds an unfinished run", ours, theirs)
         return state
 
     def _restore(self, state: dict[str, Any]) -> None:

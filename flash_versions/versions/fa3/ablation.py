@@ -4,7 +4,7 @@ A variant is a switch of the configuration that overlaps (`config.overlapping_co
 default at head_dim 64, 128 and 256, and in FP8.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,26 +32,33 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of the kernel for Hopper with some switches of its configuration turned.
+def varied(
+    request: Request,
+    run: Callable[..., Any] = forward_hopper.forward,
+    configured: Callable[..., Any] = overlapping_config,
+    **switches: Any,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of a kernel for Hopper with some switches of its configuration turned.
 
     Raises:
         ValueError: this kernel does not serve the request.
     """
     if reason := forward.left_to_gathering(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = overlapping_config(request)
-    return forward_hopper.forward(request, replace(config, **switches))
+    return run(request, replace(configured(request), **switches))
 
 
 def varied_fp8(
-    request: Request, quantized: Quantized, **switches: Any
+    request: Request,
+    quantized: Quantized,
+    run: Callable[..., Any] = forward_fp8_hopper.forward,
+    configured: Callable[..., Any] = overlapping_fp8_config,
+    **switches: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The same in FP8."""
     if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = overlapping_fp8_config(request)
-    return forward_fp8_hopper.forward(request, quantized, replace(config, **switches))
+    return run(request, quantized, replace(configured(request), **switches))
 
 
 VARIANTS: Mapping[str, Forward] = {

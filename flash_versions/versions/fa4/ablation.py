@@ -1,23 +1,18 @@
 """What each idea of FA4 is worth: its kernels with one thing changed, for the benchmark."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
 from flash_versions.versions import fa3
+from flash_versions.versions.fa3 import ablation as fa3_ablation
 from flash_versions.versions.fa4 import forward
-from flash_versions.versions.fa4.hopper import (
-    backward as backward_hopper,
-)
-from flash_versions.versions.fa4.hopper import (
-    host as forward_hopper,
-)
+from flash_versions.versions.fa4.hopper import backward as backward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config, fp8_config
 
 # Of the kernel for Hopper, see `RolesConfig`.
@@ -32,27 +27,10 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of the kernel for Hopper with some switches of its configuration turned.
-
-    Raises:
-        ValueError: this kernel does not serve the request.
-    """
-    if reason := fa3.forward.left_to_gathering(request) or fa3.forward_hopper.left_to_portable(
-        request
-    ):
-        raise ValueError(reason)
-    return forward_hopper.forward(request, replace(default_config(request), **switches))
-
-
-def varied_fp8(
-    request: Request, quantized: Quantized, **switches: Any
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The same in FP8."""
-    if reason := fa3.forward_fp8_hopper.left_to_portable(request):
-        raise ValueError(reason)
-    config = replace(fp8_config(request), **switches)
-    return forward_hopper.forward_quantized(request, quantized, config)
+varied = partial(fa3_ablation.varied, run=forward_hopper.forward, configured=default_config)
+varied_fp8 = partial(
+    fa3_ablation.varied_fp8, run=forward_hopper.forward_quantized, configured=fp8_config
+)
 
 
 def varied_backward(

@@ -11,13 +11,7 @@ import torch
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.tasks.task import Task
-from transformer.training.tuning.chats import (
-    Chat,
-    demonstrations,
-    read_chats,
-    split,
-    with_system,
-)
+from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Document, Encoder, fingerprint, fitted
 from transformer.training.tuning.packing import Packing
 from transformer.training.tuning.run import TuningRecipe

@@ -47,12 +47,7 @@ def load_block(x, row, row_stride, k, rows, inner):
 
 @triton.jit
 def rows_and_columns(
-    tile,
-    rows,
-    columns,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,
+    tile, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
 ):
     """Numbers of a tile's rows and columns: GROUP tiles down, then the next column of tiles, so
     that what is computed at one time shares A and B in the L2 cache.

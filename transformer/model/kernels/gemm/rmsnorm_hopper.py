@@ -54,11 +54,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
-from flash_versions.versions.tiles.wgmma import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    operand_layout,
-)
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
 from transformer.model.kernels.gemm.config import BLOCK_K
 from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
 from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
