@@ -175,7 +175,7 @@ def remember(passed: list[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Verify; returns the exit code: 0 if all passed, 1 if not, 2 if nothing could be tried."""
+    """Verify; the exit code is 0 if all passed, 1 if not, 2 for a wrong request, 130 if stopped."""
     options = parse(arguments)
     if why := refusal(options):
         sys.stderr.write(f"error: {why}\n")
@@ -183,7 +183,11 @@ def main(arguments: list[str] | None = None) -> int:
     cases = SIMULATED if options.simulate else QUICK if options.quick else CASES
     names = chosen(options)
     verified.sources()  # what the trials are of
-    verdicts = try_all(names, cases, options)
+    try:
+        verdicts = try_all(names, cases, options)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; there is no report\n")
+        return 130
     document = new_document("cpu" if options.simulate else "cuda")
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)
