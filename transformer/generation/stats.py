@@ -136,9 +136,7 @@ def token_bytes(config: Config, dtype: torch.dtype) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that torch allocated on a GPU, or that the process held in memory; 0 on
-    Windows, which does not tell.
-    """
+    """Bytes that torch had allocated on a GPU, or the process held, at most; 0 if not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -88,9 +88,7 @@ class Settings:
                 )
         for name in ("lr", "clip_gradient", "reward_seconds"):
             if not 0 < (value := getattr(self, name)) <= LARGEST:
-                raise ValueError(
-                    f"{flag(name)} must be positive and at most {LARGEST:g}, got {value}"
-                )
+                raise ValueError(f"{flag(name)} must be above 0, at most {LARGEST:g}, got {value}")
         for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")

@@ -84,8 +84,7 @@ class Run:
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
         names = [one.name for one in fields(Settings) if one.compare]
         ours = {flag(name): getattr(self.settings, name) for name in names}
-        theirs = {flag(name): value for name, value in theirs.items()}
-        refuse_another(f"{self.folder} holds a run", ours, theirs)
+        refuse_another(f"{self.folder} holds a run", ours, {flag(x): y for x, y in theirs.items()})
 
     def log(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a line to METRICS or SAMPLES."""

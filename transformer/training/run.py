@@ -76,9 +76,7 @@ class Schedule:
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if not 0 < self.learning_rate <= LARGEST:
-            raise ValueError(
-                f"--lr must be a positive number of at most {LARGEST:g}, got {self.learning_rate}"
-            )
+            raise ValueError(f"--lr must be above 0, at most {LARGEST:g}, got {self.learning_rate}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed must be a whole number of 64 bits, got {self.seed}")
 

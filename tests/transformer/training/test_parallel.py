@@ -168,7 +168,7 @@ def test_an_error_of_one_rank_ends_both(ranks):
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
-    [("train --lr nan --out {}/new", "--lr must be a positive number"),
+    [("train --lr nan --out {}/new", "--lr must be above 0"),
      ("train --data {}/none.jsonl --out {}/new", "{}/none.jsonl: No such file or directory"),
      ("train --steps 1 --out {}/file", "{}/file: Not a directory"),
      ("train --steps 1 --out {}/new --attention fa9.py", "fa9.py"),

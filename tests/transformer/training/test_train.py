@@ -259,9 +259,9 @@ def test_transformers_loads_what_a_run_leaves(tmp_path, quick):
     [
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
-        (["--lr", "nan"], "--lr must be a positive number of at most 1e+30, got nan"),
-        (["--lr", "-1"], "--lr must be a positive number of at most 1e+30, got -1.0"),
-        (["--lr", "1e39"], "--lr must be a positive number of at most 1e+30, got 1e+39"),
+        (["--lr", "nan"], "--lr must be above 0, at most 1e+30, got nan"),
+        (["--lr", "-1"], "--lr must be above 0, at most 1e+30, got -1.0"),
+        (["--lr", "1e39"], "--lr must be above 0, at most 1e+30, got 1e+39"),
         (["--seed", "99999999999999999999"], "--seed must be a whole number of 64 bits, got 999"),
         (["--batch-tokens", "100"], "a batch must hold at least 1024 tokens"),
         (["--teacher", "strict"], "invalid choice: 'strict'"),

@@ -327,7 +327,7 @@ REFUSED = {
     "--data {chats} --context 999": "--context 999 is more than the model's context of 128",
     "--data {chats} --context 8": "line 1 is longer than 8 tokens",
     "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",
-    "--data {chats} --lr -1": "--lr must be a positive number",
+    "--data {chats} --lr -1": "--lr must be above 0",
     "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
     "--epochs 2": "--epochs needs --data or --task",
     "--model sloppy": "--model needs --data or --task",
