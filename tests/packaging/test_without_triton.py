@@ -130,10 +130,6 @@ def test_a_model_answers(run, version):
     assert "<answer>843</answer>" in done.stdout and f"{version} on cpu" in done.stderr
 
 
-def test_the_package(run):
-    assert_fine(run("-c", API))
-
-
 def test_what_windows_lacks_is_not_needed(run, tmp_path):
     """Every module is imported, a model answers and learns, and files are written."""
     (tmp_path / "sitecustomize.py").write_text(WINDOWS)
