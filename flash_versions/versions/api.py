@@ -5,10 +5,10 @@ from typing import Literal, Unpack, overload
 import torch
 
 from flash_versions.dispatch.autograd.call import run
-from flash_versions.dispatch.autograd.kept import serve
+from flash_versions.dispatch.autograd.kept import find_call, serve
 from flash_versions.dispatch.precision import Fp8
-from flash_versions.dispatch.replay.keys import find
-from flash_versions.dispatch.request import PLANS, Options, Sides, make_request
+from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.request import Options, Sides, make_request
 from flash_versions.dispatch.version import (
     BASELINES,
     EXPLICIT,
@@ -176,69 +176,26 @@ def attention(
             AOTInductor packages the call for a GPU; the driver refuses a launch. The backward
             raises one if it is differentiated.
     """
-    where = None
-    common = precision is q_descale is k_descale is v_descale is None
-    unmasked = query_starts is query_ends is None
-    if not unmasked:  # the lists of a planned mask are memory of which a replay does not know
-        common = common and not (hasattr(query_starts, PLANS) or hasattr(query_ends, PLANS))
-    if common and not (dropout_p or check or torch.compiler.is_compiling()):
-        # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
-        one_cut = cu_seqlens_k is cu_seqlens_q
-        bounds = None if one_cut else cu_seqlens_k
-        few = unmasked and alibi_slopes is sink is kv_lengths is kv_starts is block_table is None
-        given: bool | tuple[bool, ...] | None  # which optional tensors, for the key
-        if not few or bounds is not None:
-            others: tuple = (
-                alibi_slopes, sink, cu_seqlens_q, bounds, kv_lengths, kv_starts, block_table,
-                query_starts, query_ends,
-            )  # fmt: skip
-            given = one_cut, *[x is not None for x in others]
-            others = tuple([x for x in others if x is not None])
-        elif cu_seqlens_q is None:
-            given, others = None, ()
-        else:
-            given, others = one_cut, (cu_seqlens_q,)
-        sides: tuple | None = window
-        if window is not None and isinstance(window, tuple):
-            sides = *window, *map(type, window)
-        options = (
-            version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, given,
+    call, tensors, where = keys.NOT_FOUND
+    plain = precision is q_descale is k_descale is v_descale is None
+    if plain and not (dropout_p or check or torch.compiler.is_compiling()):
+        options = version, causal, scale, softcap, num_splits, return_lse, deterministic
+        call, tensors, where = find_call(
+            q, k, v, options, window, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sink, kv_lengths,
+            kv_starts, block_table, query_starts, query_ends
         )  # fmt: skip
-        call, tensors, where = find(q, k, v, others, options)
-        if call is not None:
-            o, lse = serve(call, tensors, where)
-            return (o, lse) if return_lse else o  # type: ignore[return-value]
+    if call is not None:
+        o, lse = serve(call, tensors, where)
+        return (o, lse) if return_lse else o  # type: ignore[return-value]
     request = make_request(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sink=sink,
-        dropout_p=dropout_p,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        kv_lengths=kv_lengths,
-        kv_starts=kv_starts,
-        block_table=block_table,
-        query_starts=query_starts,
-        query_ends=query_ends,
-        num_splits=num_splits,
-        return_lse=return_lse,
-        precision=precision,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        deterministic=deterministic,
-        check=check,
-    )
+        q, k, v, causal=causal, scale=scale, window=window, softcap=softcap,
+        alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, kv_lengths=kv_lengths, kv_starts=kv_starts,
+        block_table=block_table, query_starts=query_starts, query_ends=query_ends,
+        num_splits=num_splits, return_lse=return_lse, precision=precision, q_descale=q_descale,
+        k_descale=k_descale, v_descale=v_descale, deterministic=deterministic, check=check
+    )  # fmt: skip
     o, lse = run(version, request, where)
     if cu_seqlens_q is not None:
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
-    if not return_lse:
-        return o
-    assert lse is not None
-    return o, lse
+    return (o, lse) if return_lse else o  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from flash_versions.dispatch.autograd.derivatives import (
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.script import Replay, Returned
 from flash_versions.dispatch.replay.tape import Tape
-from flash_versions.dispatch.request import INTERVALS, PLACES, Request, for_each_head
+from flash_versions.dispatch.request import INTERVALS, PLACES, PLANS, Request, for_each_head
 from flash_versions.dispatch.version import VERSIONS, Version
 
 
@@ -132,6 +132,51 @@ class Call:
 CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
 INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
 SINK = Request._fields.index("sink")
+
+
+def find_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: tuple,
+    window: Any,
+    cuts: Any,
+    cuts_k: Any,
+    slopes: Any,
+    sink: Any,
+    lengths: Any,
+    first: Any,
+    table: Any,
+    starts: Any,
+    ends: Any,
+) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
+    """The call that serves these arguments of `attention`, as `keys.find` returns it."""
+    # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
+    one_cut = cuts_k is cuts
+    given: bool | tuple[bool, ...] | None = None  # which optional tensors, for the key
+    others: tuple = ()
+    few = slopes is sink is lengths is first is table is starts is ends is None
+    if not (few and (one_cut or cuts_k is None)):
+        if hasattr(starts, PLANS) or hasattr(ends, PLANS):
+            return keys.NOT_FOUND  # their lists are memory of which a replay does not know
+        others = (
+            slopes,
+            sink,
+            cuts,
+            None if one_cut else cuts_k,
+            lengths,
+            first,
+            table,
+            starts,
+            ends,
+        )
+        given = one_cut, *[x is not None for x in others]
+        others = tuple([x for x in others if x is not None])
+    elif cuts is not None:
+        given, others = one_cut, (cuts,)
+    if isinstance(window, tuple):
+        window = *window, *map(type, window)
+    return keys.find(q, k, v, others, (*options, window, given))
 
 
 def find(name: str, request: Request) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
