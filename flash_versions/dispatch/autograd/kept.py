@@ -43,8 +43,7 @@ class Call:
         forward: the tape of `compute`.
         backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
             gradients depend on beside the call and its tensors.
-        usual: the last of them that was found, of aligned tensors: what the next backward most
-            likely asks for.
+        usual: the last of them that was found: what the next backward most likely asks for.
     """
 
     def __init__(self, version: Version, request: Request, differentiated: bool) -> None:
@@ -114,18 +113,17 @@ class Call:
         """`gradients` of a call that is replayed, if do is given."""
         if (place := keys.place_of(tensors[0])) is None:
             return self.gradients(*tensors)
-        once, where = keys.arrangement(tensors)
-        key = *place, self.fields.is_deterministic, len(tensors), where
+        key = *place, self.fields.is_deterministic, len(tensors)
         for fits, tape in self.backwards.get(key, ()):
-            if fits(*once):
-                if where is None and tape.replay is not None:
+            if fits(*tensors):
+                if tape.replay is not None:
                     asked = keys.asks_for_determinism()
                     self.usual = Usual(len(tensors), *place, asked, fits, tape.replay)
                 return tape(self.gradients, tensors, place[1])
-        if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
+        if not (keys.is_quiet() and keys.are_apart(tensors)):
             return self.gradients(*tensors)
         tape = Tape()
-        keys.keep(self.backwards.setdefault(key, []), once, tape)
+        keys.keep(self.backwards.setdefault(key, []), tensors, tape)
         return tape(self.gradients, tensors, place[1])
 
 

@@ -10,8 +10,6 @@ every call enters few functions, and they were looked up at import.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -95,7 +93,7 @@ def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
 
 
 class Slot(NamedTuple):
-    """Where a call can be kept: under a key, for tensors like its own, each object once."""
+    """Where a call can be kept: under a key, for tensors like its own."""
 
     key: tuple
     tensors: tuple[torch.Tensor, ...]
@@ -130,71 +128,39 @@ def find(
         return NOT_FOUND
     if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
         return NOT_FOUND
+    tensors = (q, k, v, *others)
+    key = *place, torch.is_grad_enabled(), options, *map(type, options)
     try:
-        a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if not others:
-            tensors: tuple = (q, k, v)
-            rare = (a | b | c) % BOX_ALIGNED or a in (b, c) or b == c or not (a and b and c)
-        elif len(others) == 1:  # such as cu_seqlens_q
-            tensors = q, k, v, others[0]
-            d = others[0].data_ptr()
-            rare = (a | b | c | d) % BOX_ALIGNED or len({0, a, b, c, d}) < 5
-        else:
-            tensors, rare = (q, k, v, *others), True
-        once, where = tensors, None
-        if rare:
-            once, where = arrangement(tensors)
-        key = (
-            *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
-            where,
-        )  # fmt: skip
-        kept = known.get(key, ())
-    except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
+        kept = known.get(key := (*key, q.numel(), k.numel()), ())
+    except TypeError:  # not hashable
         return NOT_FOUND
     for fits, call in kept:
-        if fits(*once):
+        if fits(*tensors):
             return call, tensors, place[1]
     if key not in known and (times := seen.get(key, 0) + 1) < OFTEN:
         if len(seen) >= MAX_KEYS:
             seen.clear()
         seen[key] = times
         return NOT_FOUND
-    if not (is_quiet() and all(map(is_plain, tensors))):
+    if not (is_quiet() and are_apart(tensors)):
         return NOT_FOUND
     if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
         return NOT_FOUND
     if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND
-    return None, tensors, Slot(key, once)
+    return None, tensors, Slot(key, tensors)
 
 
 NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
 
 
-def is_plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is torch's own, has memory, and that is what it says."""
-    return type(x) in PLAIN and not x.is_neg() and x.data_ptr() != 0
-
-
-def arrangement(tensors: tuple) -> tuple[tuple, tuple | None]:
-    """The tensors, each object once (`distinct`), and how all of them lie in memory: their
-    alignment, which begin where another does, which are one object. None if all are aligned and no
-    two begin at one address.
+def are_apart(tensors: Sequence[Any]) -> bool:
+    """Whether a call with these tensors can be recorded: they are torch's own, are aligned, have
+    memory, and that is what they say; and no two begin at one address, by which a recording knows
+    them. None is any.
     """
-    addresses = [x.data_ptr() for x in tensors]
-    if not reduce(or_, addresses) % BOX_ALIGNED and len({0, *addresses}) > len(addresses):
-        return tensors, None
-    once, places = distinct(tensors)
-    return once, (
-        *[(a % BOX_ALIGNED if a else None, addresses.index(a)) for a in addresses],
-        places,
-    )
-
-
-def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...]]:
-    """The tensors, each object once, because torch's guards refuse an object that comes twice; and
-    where each tensor is among these.
-    """
-    objects = {id(x): x for x in tensors}
-    places = {key: place for place, key in enumerate(objects)}
-    return tuple(objects.values()), tuple([places[id(x)] for x in tensors])
+    given = [x for x in tensors if x is not None]
+    if not all(type(x) in PLAIN and not x.is_neg() for x in given):
+        return False
+    addresses = [x.data_ptr() for x in given]
+    return len({0, *addresses}) > len(addresses) and not any(a % BOX_ALIGNED for a in addresses)

@@ -39,7 +39,7 @@ APART = 256  # bytes: where a temporary begins in the memory that all of them sh
 # bytes with its address.
 MAX_MAPS = 1024
 Returned = tuple[Any, ...]  # tensors, or None
-# None: the tensors of the recording were aligned to 16 bytes, and these are not.
+# None: these tensors are not aligned to 16 bytes, as those of the recording were.
 Replay = Callable[[Sequence[torch.Tensor | None]], Returned | None]
 
 
@@ -97,9 +97,8 @@ class Script:
         for i, x in enumerate(tensors):
             if x is not None:
                 self.addresses[x.data_ptr()] = self.assign(f"x{i}.data_ptr()")
-        if not any(a % BOX_ALIGNED for a in self.addresses):
-            given = " | ".join(f"a{i}" for i in range(1, self.variables + 1))
-            self.lines.append(f"if ({given}) % {BOX_ALIGNED}: return None")
+        given = " | ".join(f"a{i}" for i in range(1, self.variables + 1))
+        self.lines.append(f"if ({given}) % {BOX_ALIGNED}: return None")
 
     def assign(self, expression: str) -> str:
         """A new variable for an address."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from flash_versions.dispatch.replay.keys import are_apart
 from flash_versions.dispatch.replay.recording import Recording, alone
 from flash_versions.dispatch.replay.script import Replay, Returned, written
 
@@ -14,11 +15,10 @@ class Tape:
     because most shapes come once only and recording takes time; later ones replay the recording.
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
-    that differs from call to call: all tensors have one type, shape, stride and alignment, those
-    that began at one address when it was recorded do so in every call, and the stream is one, too.
-    Of these a tape notices only tensors that are not aligned to 16 bytes, where the recording's
-    were. Every launch must call `recording.note`. A kernel launched without it is missing from the
-    replay, and nothing reports that.
+    that differs from call to call: all tensors have one type, shape and stride, and the stream is
+    one, too. Of these a tape notices only tensors that are not aligned to 16 bytes. Every launch
+    must call `recording.note`: a kernel launched without it is missing from the replay, and nothing
+    reports that.
 
     A tape keeps no tensor of the call that it recorded, nor the function: that is given at each
     call, because it may belong to what keeps the tape.
@@ -41,6 +41,8 @@ class Tape:
             return function(*tensors) if results is None else results
         if stream is None or self.reason is not None or not self.called:
             self.called = True
+            return function(*tensors)
+        if not are_apart(tensors):
             return function(*tensors)
         if not alone.acquire(blocking=False):  # another thread records: the next call can be it
             return function(*tensors)
