@@ -157,28 +157,28 @@ def known_version(name: str) -> Version:
 
 def kernel_limits(request: Request) -> str | None:
     """The limits that all Triton kernels of this package share."""
-    q = request.q
+    q, v = request.q, request.v
     if request.precision is not None:
         return f"precision={request.precision!r} is not possible; it comes with version 'fa3'."
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
-    if reason := head_dim_limits(request, WIDEST):
-        return reason
+    if q.shape[3] > WIDEST or v.shape[3] > WIDEST:
+        return head_dim_limits(request, WIDEST)
     if request.block_table is not None and request.needs_grad:
         return (
             "block_table is for inference and an input requires grad; call it under "
             "torch.no_grad(), or pass the keys without block_table."
         )
-    return devices.limits(q.device) or wide_limits(request)
+    if reason := devices.limits(q.device):
+        return reason
+    return wide_limits(request) if q.dtype == torch.float32 and request.needs_grad else None
 
 
 def wide_limits(request: Request) -> str | None:
-    """Why the tiles of a backward do not fit into a GPU, as a sentence, or None: in fp32 the
+    """Why the tiles of a backward in fp32 do not fit into a GPU, as a sentence, or None: the
     smallest ones, of 16 rows, are two of q's and two of v's width.
     """
     q, v = request.q, request.v
-    if q.dtype != torch.float32 or not request.needs_grad:
-        return None
     width = padded_head_dim(q.shape[3]) + padded_head_dim(v.shape[3])
     if 2 * 16 * 4 * width < devices[q.device].shared_memory:
         return None

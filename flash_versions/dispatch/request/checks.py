@@ -11,6 +11,7 @@ from flash_versions.dispatch.request.request import PLANS, Request, Sides
 from flash_versions.dispatch.request.values import check_values
 
 INTEGERS = (torch.int32, torch.int64)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def make_request(
@@ -47,20 +48,28 @@ def make_request(
         ValueError: an argument is malformed; the sentence names it, what was given and what would
             work.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        checked_tensor(name, x)
+    # A call enters few functions if all is well: each costs microseconds (see `replay.keys`).
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or not (
+        q.layout is k.layout is v.layout is torch.strided
+        and not (q.is_nested or k.is_nested or v.is_nested)
+    ):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            checked_tensor(name, x)
     if cu_seqlens_k is None and block_table is None and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
-    q, k, v = in_autocast_dtype(q, k, v)
-    keys_packed = cu_seqlens_k is not None and block_table is None
-    q = _four_dims("q", q, cu_seqlens_q is not None)
-    k, v = _four_dims("k", k, keys_packed), _four_dims("v", v, keys_packed)
+    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        q, k, v = in_autocast_dtype(q, k, v)
+    if cu_seqlens_q is not None or not q.dim() == k.dim() == v.dim() == 4:
+        packed = cu_seqlens_k is not None and block_table is None
+        q = _four_dims("q", q, cu_seqlens_q is not None)
+        k, v = _four_dims("k", k, packed), _four_dims("v", v, packed)
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     _check_qkv(q, k, v)
     # What is a default needs no check.
     left = right = None
     if window is not None:
         left, right = _checked_window("window", window)
-    if causal is not False and _checked_flag("causal", causal):
+    if causal is True or (causal is not False and _checked_flag("causal", causal)):
         right = 0 if right is None else min(right, 0)
     scale = q.shape[3] ** -0.5 if scale is None else _checked_positive("scale", scale)
     if softcap is not None:
@@ -73,7 +82,8 @@ def make_request(
         seed = _draw_seed(q.device) if dropout_p else None
     if num_splits is not None:
         num_splits = _checked_count("num_splits", num_splits)
-    return_lse = _checked_flag("return_lse", return_lse)
+    if return_lse is not False:
+        return_lse = _checked_flag("return_lse", return_lse)
     if deterministic is not None:
         deterministic = _checked_choice("deterministic", deterministic)
     if query_starts is not None or query_ends is not None:
@@ -95,18 +105,26 @@ def make_request(
         about = {"kv_starts": kv_starts, "cu_seqlens_q": cu_seqlens_q, **descales}
         about |= {"cu_seqlens_k": cu_seqlens_k, "block_table": block_table}
         precision = checked_precision(precision, q, k, about)
-    one_cut = cu_seqlens_k is cu_seqlens_q
-    cu_seqlens_q = _contiguous(cu_seqlens_q)
+    if alibi_slopes is not None or sink is not None:
+        alibi_slopes, sink = _contiguous(alibi_slopes), _contiguous(sink)
+    cuts, cuts_k = cu_seqlens_q, cu_seqlens_k
+    alike = cuts is cuts_k is kv_lengths is kv_starts is block_table is None
+    if not alike:
+        cuts, kv_lengths = _contiguous(cuts), _contiguous(kv_lengths)
+        kv_starts, block_table = _contiguous(kv_starts), _contiguous(block_table)
+        cuts_k = cuts if cu_seqlens_k is cu_seqlens_q else _contiguous(cuts_k)
     request = Request(
-        q, k, v, scale, left, right, softcap, _contiguous(alibi_slopes), _contiguous(sink),
-        dropout_p, seed, cu_seqlens_q, cu_seqlens_q if one_cut else _contiguous(cu_seqlens_k),
-        _contiguous(kv_lengths), _contiguous(kv_starts), _contiguous(block_table), query_starts,
-        query_ends, num_splits, return_lse, precision, q_descale, k_descale, v_descale,
-        deterministic
+        q, k, v, scale, left, right, softcap, alibi_slopes, sink, dropout_p, seed, cuts, cuts_k,
+        kv_lengths, kv_starts, block_table, query_starts, query_ends, num_splits, return_lse,
+        precision, q_descale, k_descale, v_descale, deterministic
     )  # fmt: skip
-    _check_lengths(request)
-    _check_score_tensors(request)
-    if _checked_flag("check", check):
+    if not alike:
+        _check_lengths(request)
+    elif k.shape[0] != q.shape[0]:
+        raise other_batch(request)
+    if alibi_slopes is not None or sink is not None:
+        _check_score_tensors(request)
+    if check is not False and _checked_flag("check", check):
         check_values(request)
     return request
 
@@ -212,7 +230,7 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
         if x.dim() == 3 and not packed:
             why = "; packed sequences come with cu_seqlens_q"
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {wanted}{why}.")
-    return (x.unsqueeze(0) if packed else x).resolve_neg()
+    return x.unsqueeze(0) if packed else x
 
 
 def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -257,10 +275,6 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _check_lengths(request: Request) -> None:
     """Shapes and types of what says where the sequences lie, and which of them go together."""
     q, k = request.q, request.k
-    if not request.has_lengths:
-        if k.shape[0] != q.shape[0]:
-            raise other_batch(request)
-        return
     check_integers("cu_seqlens_q", request.cu_seqlens_q, ("batch + 1",), q.device)
     if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
         raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
@@ -358,8 +372,6 @@ def check_integers(
 
 def _check_score_tensors(request: Request) -> None:
     """Shapes and types of what changes the scores."""
-    if request.alibi_slopes is None and request.sink is None:
-        return
     heads, batch = request.q.shape[2], request.batch
     for name, x, shapes in (
         ("alibi_slopes", request.alibi_slopes, [(heads,), (batch, heads)]),

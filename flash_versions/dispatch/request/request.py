@@ -73,17 +73,6 @@ class Request(Fields):
         return packed or self.kv_lengths is not None or self.kv_starts is not None
 
     @property
-    def has_lengths(self) -> bool:
-        """Whether a tensor says where sequences or their keys lie."""
-        return (
-            self.cu_seqlens_q is not None
-            or self.cu_seqlens_k is not None
-            or self.kv_lengths is not None
-            or self.kv_starts is not None
-            or self.block_table is not None
-        )
-
-    @property
     def has_intervals(self) -> bool:
         """Whether keys say which queries see them."""
         return self.query_starts is not None or self.query_ends is not None

@@ -206,7 +206,7 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
         if reason is not None:
             return reason
     capability, shared_memory, _ = devices[q.device]
-    if capability[0] < 9 and shared_memory < UNLIMITED:
+    if shared_memory < UNLIMITED and capability[0] < 9:
         return (
             f"compute capability {capability[0]}.{capability[1]} has no TMA: descriptors would "
             f"load element by element."

@@ -34,6 +34,7 @@ from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
 FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
 EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
+SIXTEEN_BITS = torch.float16, torch.bfloat16  # what WGMMA multiplies here, beside FP8
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
@@ -47,7 +48,7 @@ def left_to_portable(request: Request) -> str | None:
     q = request.q
     if not wgmma.available(q.device):
         return f"{q.device} is no Hopper GPU (compute capability 9.0)."
-    if q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dtype not in SIXTEEN_BITS:
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     if request.block_table is not None:
         return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
@@ -238,9 +239,10 @@ def kind_of(request: Request) -> tuple | None:
     follow, of FA3 and FA4, forward and backward; None if it is left to the portable kernels. Of
     lengths it has which blocks they cut, and which tiles fill the GPU better.
     """
-    if left_to_portable(request) is not None:
+    q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
+    plain = q.dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
+    if not (plain and wgmma.available(q.device)) and left_to_portable(request):
         return None
-    q, k, v = request.q, request.k, request.v
     _, q_length, heads, head_dim = q.shape
     _, kv_length, kv_heads, _ = k.shape
     head_dim_v, right = v.shape[3], request.window_right
@@ -255,7 +257,7 @@ def kind_of(request: Request) -> tuple | None:
         devices[q.device], q.device, q.dtype, head_dim, head_dim_v, heads // kv_heads,
         request.window_left is None, right if right is None else right > 0,
         request.softcap is None, slopes if slopes is None else form_of(slopes),
-        sink if sink is None else form_of(sink), request.cu_seqlens_q is None, request.is_ragged,
+        sink if sink is None else form_of(sink), request.cu_seqlens_q is None, ragged,
         request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
         first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
     )  # fmt: skip
