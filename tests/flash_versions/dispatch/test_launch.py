@@ -22,6 +22,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3.hopper import host as hopper
+from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.tiles import tma as descriptor
 from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
 
@@ -224,6 +225,41 @@ def test_new_lengths_are_no_new_plans(launches):
     assert sum(len(chosen.plans) for chosen in CHOSEN) <= 24
     forms = {name: len(launcher.compiled) for name, launcher in LAUNCHERS.items()}
     assert max(forms.values()) <= 16, forms
+
+
+def behind(x, skipped):
+    """The same numbers, so many elements behind an aligned address."""
+    memory = x.new_zeros(x.numel() + skipped)
+    return memory[skipped:].copy_(x.flatten()).view(x.shape)
+
+
+CUTS = torch.tensor([0, 100, 256], dtype=torch.int32)
+READ = {  # options whose tensors a kernel reads, in forms that Triton tells apart
+    "cu_seqlens_q": (CUTS, CUTS.long(), behind(CUTS, 1)),
+    "kv_lengths": (CUTS[1:].clone(), CUTS[1:].long(), behind(CUTS[1:], 1)),
+    "alibi_slopes": (torch.ones(4), torch.ones(4).bfloat16(), behind(torch.ones(4), 1)),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_tensors_of_other_forms_are_another_kind(name, launches):
+    """A kernel that was compiled for int32, or for aligned addresses, gets no others."""
+    kinds = set()
+    for x in READ[name]:
+        q, k, v = (x.detach() for x in inputs())
+        if name == "cu_seqlens_q":
+            q, k, v = q[0], k[0], v[0]
+        kinds.add(VERSIONS["fa3"].kind_of(make_request(q, k, v, **{name: x})))
+    assert len(kinds) == 3 and None not in kinds
+
+
+def test_what_a_backward_reads_is_contiguous_and_aligned():
+    """Whatever a gradient of the LSE is like: no kind tells it apart."""
+    x = torch.randn(2, 4, 256)
+    assert rows.contiguous(x) is x
+    for other in (behind(x, 1), x.transpose(0, 1), x[:, :, :1].expand(x.shape)):
+        found = rows.contiguous(other)
+        assert torch.equal(found, other) and found.is_contiguous() and found.data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize("D", [64, 256])

@@ -252,12 +252,14 @@ def kind_of(request: Request) -> tuple | None:
         preferred = prefers_two_consumers(request)
     elif widest <= 96:
         preferred = prefers_order(request)
-    slopes, sink = request.alibi_slopes, request.sink
+    given: tuple = request.alibi_slopes, request.sink
+    if ragged:
+        given = *given, request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths
+        given = *given, request.kv_starts
     return (
         devices[q.device], q.device, q.dtype, head_dim, head_dim_v, heads // kv_heads,
         request.window_left is None, right if right is None else right > 0,
-        request.softcap is None, slopes if slopes is None else form_of(slopes),
-        sink if sink is None else form_of(sink), request.cu_seqlens_q is None, ragged,
+        request.softcap is None, *[x if x is None else form_of(x) for x in given], ragged,
         request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
         first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
     )  # fmt: skip

@@ -34,6 +34,7 @@ from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_t
 
 BLOCK = 64  # rows of a program
 VECTOR = tl.constexpr(8)  # elements of 16 bits: strides of what descriptors address are multiples
+CONTIGUOUS = torch.contiguous_format
 CLEARED = tl.constexpr(256)  # counters that a program clears at once
 
 
@@ -311,6 +312,11 @@ def new_meeting(request: Request, config: BackwardConfig) -> tuple[torch.Tensor,
     return sums, request.q.new_empty(places * CONSUMERS.value, dtype=torch.int32)
 
 
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x in order and aligned, as the kernel is compiled for; as a rule, x itself."""
+    return x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=CONTIGUOUS)
+
+
 def prepare(
     request: Request,
     o: torch.Tensor,
@@ -325,7 +331,7 @@ def prepare(
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     if not describable(do):  # such as the gradient of a sum: one number for all
-        do = do.clone(memory_format=torch.contiguous_format)
+        do = do.clone(memory_format=CONTIGUOUS)
     dq, dk, dv = new_gradients(request)
     tiles = key_tiles = sequences = None
     if request.is_ragged:
@@ -357,9 +363,9 @@ def prepare(
         (blocks * heads * batch,),
         (
             do,
-            o.contiguous(),
-            lse.contiguous(),
-            dlse if dlse is None else dlse.contiguous(),
+            contiguous(o),
+            contiguous(lse),
+            dlse if dlse is None else contiguous(dlse),
             values,
             dq_sum,
             turns,
