@@ -31,6 +31,7 @@ from flash_versions.dispatch.precision import Fp8  # noqa: E402
 from flash_versions.dispatch.version import Version  # noqa: E402
 from flash_versions.integrations.distributed.context_parallel import context_parallel_attention  # noqa: E402
 from flash_versions.integrations.distributed.merge import merge_attention_states  # noqa: E402
+from flash_versions.lessons import LESSONS  # noqa: E402
 from flash_versions.versions import masks  # noqa: E402
 from flash_versions.versions.api import BASELINES, VERSIONS, attention  # noqa: E402
 from flash_versions.versions.from_file import load_version  # noqa: E402
@@ -39,6 +40,6 @@ from flash_versions.versions.oracle.reference import attention_reference  # noqa
 
 __version__ = "0.1.0"
 __all__ = [
-    "BASELINES", "Fp8", "VERSIONS", "Version", "attention", "attention_reference", "compare",
+    "BASELINES", "Fp8", "LESSONS", "VERSIONS", "Version", "attention", "attention_reference", "compare",
     "context_parallel_attention", "load_version", "masks", "merge_attention_states",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ DOORS = (
 # What the modules of a room may import of their own package, beside the room; "." is the package's
 # own `__init__`. A room that is not here belongs to the one around it.
 MAY_IMPORT = {
-    "flash_versions": "dispatch versions integrations simulator",
+    "flash_versions": "dispatch versions integrations lessons simulator",
     "flash_versions.__main__": ". dispatch",
     "flash_versions.simulator": "",
     "flash_versions.files": "",
@@ -31,7 +31,9 @@ MAY_IMPORT = {
     "flash_versions.versions.fa3": f"{MAKING} versions.fa2",
     "flash_versions.versions.fa4": f"{MAKING} versions.fa3",
     "flash_versions.versions.oracle": MAKING,
-    "flash_versions.versions.api": "dispatch versions",
+    "flash_versions.lessons": "dispatch versions",
+    "flash_versions.lessons.check": ". dispatch lessons versions",
+    "flash_versions.versions.api": "dispatch lessons versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",
     "flash_versions.integrations": "dispatch versions.tiles versions.api",
     "flash_versions.integrations.hub": "dispatch versions.api versions.masks flash_attn",

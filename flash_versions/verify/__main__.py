@@ -22,6 +22,7 @@ from flash_versions.dispatch.extras import progress_bar
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify.cases import draw
 from flash_versions.verify.supervise import Task, Verdict, answers
+from flash_versions.versions.fa4 import BLACKWELL
 
 CASES, QUICK, SIMULATED = 200, 40, 3
 MINUTES, QUICK_MINUTES = 8.0, 1.0  # then no call is begun; those that run and the timing take more
@@ -84,8 +85,8 @@ def chosen(options: argparse.Namespace) -> list[str]:
     """The versions to try: those that were named, or all, with those for this GPU alone."""
     if options.versions:
         return list(options.versions)
-    own = EXPLICIT if not options.simulate and torch.cuda.get_device_capability() == (10, 0) else {}
-    return [*VERSIONS, *own]
+    has_own = not options.simulate and torch.cuda.get_device_capability() == (10, 0)
+    return [*VERSIONS, BLACKWELL] if has_own else [*VERSIONS]
 
 
 def try_all(names: list[str], cases: int, options: argparse.Namespace) -> list[Verdict]:

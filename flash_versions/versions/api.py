@@ -16,12 +16,14 @@ from flash_versions.dispatch.version import (
     choose_version,
     register,
 )
+from flash_versions.lessons import LESSONS
 from flash_versions.versions import fa1, fa2, fa3, fa4
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 
 register(module.VERSION for module in (fa1, fa2, fa3, fa4))
 register((REFERENCE, SDPA))
 EXPLICIT[fa4.EXPLICIT.name] = fa4.EXPLICIT
+EXPLICIT.update(LESSONS)
 
 __all__ = ["BASELINES", "VERSIONS", "attention", "choose_version"]
 
@@ -141,7 +143,7 @@ def attention(
             sequences, pages or FP8.
         version: a name in VERSIONS or BASELINES, a file that `load_version` has loaded, or "auto":
             the newest version that takes these inputs. "fa4-blackwell" is FA4's kernel for
-            Blackwell, which never ran on hardware.
+            Blackwell, which never ran on hardware; "lesson-fa2" and others are `LESSONS`.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
             choose.
         return_lse: also return the log-sum-exp of the scores.

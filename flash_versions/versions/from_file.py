@@ -50,7 +50,25 @@ def load_version(path: str | PathLike[str]) -> Version:
         OSError: there is no such file.
     """
     name = fspath(path)
-    module = run_file(Path(path))
+    EXPLICIT[name] = make_version(name, run_file(Path(path)), name)
+    keys.known.clear()  # calls of the file as it was before
+    return EXPLICIT[name]
+
+
+def make_version(
+    name: str, module: ModuleType, source: str, backward: Backward | None = None
+) -> Version:
+    """The version of a module that has what such a file has.
+
+    Args:
+        name: the version's.
+        module: the file's.
+        source: where the file is.
+        backward: in the place of the module's own.
+
+    Raises:
+        ValueError: the module cannot be a version; the sentence says why.
+    """
     forward = getattr(module, "forward", None)
     if not callable(forward):
         raise ValueError(f"{name} has no function `forward(request)`.")
@@ -69,19 +87,17 @@ def load_version(path: str | PathLike[str]) -> Version:
             return f"num_splits={request.num_splits} is not possible; leave it out."
         return kernel_limits(request) or own_limits(request)
 
-    backward = getattr(module, "backward", None)
-    keys.known.clear()  # calls of the file as it was before
-    EXPLICIT[name] = Version(
+    backward = backward or getattr(module, "backward", None)
+    return Version(
         name=name,
         title=(module.__doc__ or name).strip().splitlines()[0],
         wasted="",
         idea="",
-        source=name,
+        source=source,
         forward=checked_forward(name, forward),
         limits=limits,
         backward=checked_backward(name, backward) if backward else fa2_backward.backward,
     )
-    return EXPLICIT[name]
 
 
 class Fresh(SourceFileLoader):

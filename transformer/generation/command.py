@@ -11,7 +11,9 @@ import torch
 
 import flash_versions
 
-ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
+ATTENTIONS = (
+    "auto", *flash_versions.BASELINES, *flash_versions.VERSIONS, *flash_versions.LESSONS
+)  # fmt: skip
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
 
 

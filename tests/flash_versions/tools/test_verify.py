@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch import verified
-from flash_versions.dispatch.version import EXPLICIT, VERSIONS
+from flash_versions.dispatch.version import VERSIONS
 from flash_versions.verify import __main__ as command
 from flash_versions.verify import trial
 from flash_versions.verify.cases import draw
@@ -121,7 +121,7 @@ def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
 def test_what_is_tried_on_which_gpu(b200, monkeypatch, capsys):
     assert command.main(["--arch", "sm_90"]) == 2
     assert "--arch sm_90 was asked for, and NVIDIA B200 is sm_100." in capsys.readouterr().err
-    assert command.chosen(command.parse([])) == [*VERSIONS, *EXPLICIT]
+    assert command.chosen(command.parse([])) == [*VERSIONS, "fa4-blackwell"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *x: (9, 0))
     assert command.chosen(command.parse([])) == list(VERSIONS)
 

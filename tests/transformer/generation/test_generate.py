@@ -58,6 +58,12 @@ def test_greedy_text_is_the_same_with_every_version_of_attention(command):
     assert len(set(outputs.values())) == 1, outputs
 
 
+def test_a_lesson_answers_as_torch_does(command):
+    options = ["-m", 4, "--device", "auto", "--dtype", "float32", "-p", "sort 5 2"]
+    found = [command(*options, model="reinforced", attention=x) for x in ("lesson-fa2", "sdpa")]
+    assert found[0][:2] == found[1][:2] and found[0][0] == 0 and "lesson-fa2 on" in found[0][2]
+
+
 def test_only_attention_that_the_model_can_use_is_recommended(command, tmp_path):
     pytest.importorskip("transformers")
     make_checkpoint("gpt-oss", tmp_path)

@@ -1,0 +1,56 @@
+"""The progression itself: one file for each step, plain and whole. Read them in this order.
+
+    fa1  fa1_backward     tiles and an online softmax: scores never leave the chip
+    fa2  fa2_backward     less work between the products; split keys
+
+A lesson computes plain attention, causal or full, at head_dim 64 and 128. Each forward is a version
+of `attention`, with the backward of its own file, or FA2's engine where it has none:
+
+    attention(q, k, v, causal=True, version="lesson-fa2")
+    python -m flash_versions.lessons.fa2           # is it right, and how fast?
+    python -m flash_versions.diff fa1 fa2          # what changes from one file to the next
+
+The kernels in `flash_versions.versions` have the same steps and every option of `attention`.
+"""
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flash_versions.dispatch.version import Version
+from flash_versions.versions.from_file import make_version
+
+FORWARDS = ("fa1", "fa2")
+BACKWARDS = ()
+
+
+@cache
+def load_lesson(name: str) -> Version:
+    """The version of a lesson, such as "fa1": the forward of its file and the backward of the file
+    beside it, if there is one. Imports both.
+    """
+    module, backward = import_module(f"{__name__}.{name}"), None
+    if name in BACKWARDS:
+        backward = import_module(f"{__name__}.{name}_backward").backward
+    return make_version(f"lesson-{name}", module, str(file_of(name)), backward)
+
+
+def file_of(name: str) -> Path:
+    """The file of a lesson."""
+    return Path(__file__).with_name(f"{name}.py")
+
+
+def unloaded(name: str) -> Version:
+    """The same version; its files are imported when it is first asked for something."""
+
+    def ask(what: str) -> Any:
+        return lambda *given: getattr(load_lesson(name), what)(*given)
+
+    title, source = f"the lesson {name}.py", str(file_of(name))
+    return Version(
+        f"lesson-{name}", title, "", "", source, ask("forward"), ask("limits"), ask("backward")
+    )
+
+
+LESSONS = {f"lesson-{name}": unloaded(name) for name in FORWARDS}

@@ -1,0 +1,79 @@
+"""The lessons: right in every call that they take, reached by name, imported when asked."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton.language as tl
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.lessons import LESSONS, check, fa2
+from flash_versions.versions.oracle.suite import Case
+from tests.helpers.kernels.budget import assert_ok, assert_right
+
+EVERYTHING = [
+    pytest.param(version, case, dtype, id=f"{version}-{case.name}")
+    for version in LESSONS
+    for case, dtype in check.calls(version, "cpu")
+]
+
+
+@pytest.mark.parametrize(("version", "case", "dtype"), EVERYTHING)
+def test_equivalence(version, case, dtype, device):
+    """Results and gradients, within the error budget."""
+    assert_ok(check.assess(version, case, dtype, device))
+
+
+@pytest.mark.parametrize("version", LESSONS)
+def test_which_calls_a_lesson_takes(version):
+    """Those of the suite at head_dim 64 and 128 that are causal or full; no others."""
+    taken = [case.name for case, _ in check.calls(version, "cpu")]
+    assert {"causal, several blocks", "full, several blocks", "grouped heads 8:4"} < {*taken}
+    assert not {"head dim 80", "window to the left", "sink", "everything at once"} & {*taken}
+
+
+SPLITS = [(1, 300, True, 3), (40, 300, True, 5), (150, 400, False, 2), (300, 100, True, 3)]
+
+
+@pytest.mark.parametrize(("M", "N", "causal", "splits"), SPLITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_split_keys(M, N, causal, splits, dtype, device):
+    """Also splits without a block, and rows without a key."""
+    inputs = Case("", M, N, heads=4, batch=2).inputs(dtype, device)
+    request = make_request(*inputs, causal=causal)
+    assert_right(request, *fa2.forward(request, splits))
+
+
+def test_few_queries_are_split_where_the_gpu_would_be_idle(device):
+    q = torch.empty(1, 1, 8, 64, device=device)
+    assert fa2.choose_splits(q, 8, 64) == (16 if device == "cuda" else 1)
+    assert fa2.choose_splits(q, 10**4, 64) == 1 == fa2.choose_splits(q, 1, 3)
+
+
+def test_a_lesson_is_reached_by_its_name_only():
+    assert not {*LESSONS} & {*VERSIONS}
+    q = torch.randn(1, 4, 1, 80)
+    with pytest.raises(ValueError, match="version 'lesson-fa1': q has head_dim 80; 64 and 128"):
+        attention(q, q, q, version="lesson-fa1")
+
+
+def test_a_lesson_is_imported_when_it_is_asked():
+    """Not by the package, nor by what lists versions."""
+    code = "import sys, flash_versions; print([x for x in sys.modules if '.lessons.' in x])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("base, code", [(fa2.LOG2E, 0), (tl.constexpr(1.0), 1)])
+def test_a_lesson_checks_itself(base, code, capsys, monkeypatch):
+    """It says how many results are wrong, and exits accordingly."""
+    monkeypatch.setattr(check, "CASES", check.CASES[2:4])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(fa2, "LOG2E", base)
+    with pytest.raises(SystemExit) as ended:
+        check.run("fa2")
+    out = capsys.readouterr().out
+    assert ended.value.code == code == int("WRONG  full, several blocks: o: error" in out)
+    assert "lesson-fa2: 2 calls, 0 results are wrong" in out or code
