@@ -2,6 +2,8 @@
 
     fa1  fa1_backward     tiles and an online softmax: scores never leave the chip
     fa2  fa2_backward     less work between the products; split keys
+    fa3                   TMA copies tiles; heavy tiles first, among all heads
+    fa4                   fewer rescales; a polynomial for some exponentials
 
 A lesson computes plain attention, causal or full, at head_dim 64 and 128. Each forward is a version
 of `attention`, with the backward of its own file, or FA2's engine where it has none:
@@ -21,7 +23,7 @@ from typing import Any
 from flash_versions.dispatch.version import Version
 from flash_versions.versions.from_file import make_version
 
-FORWARDS = ("fa1", "fa2")
+FORWARDS = ("fa1", "fa2", "fa3", "fa4")
 BACKWARDS = ()
 
 

@@ -71,10 +71,10 @@ def softmax_step(s, row_max, row_sum):
 
 @triton.jit
 def fold_block(
-    j, o, row_max, row_sum, q_tile, last_key, k, v, scale,
+    j, acc, row_max, row_sum, q_tile, last_key, k, v, scale,
     DIM: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Fold block j of the keys into the state (o, row_max, row_sum); o stays normalised."""
+    """Fold block j of the keys into the state (acc, row_max, row_sum); acc stays normalised."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, k_pos, DIM)
     s = tl.dot(q_tile, k_tile.T, input_precision="ieee") * scale
@@ -83,8 +83,8 @@ def fold_block(
     v_tile = load_rows(v, k_pos, DIM)
     pv = tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
     norm = 1.0 / tl.where(new_sum == 0.0, 1.0, new_sum)
-    o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]
-    return o, new_max, new_sum
+    acc = (acc * (alpha * row_sum)[:, None] + pv) * norm[:, None]
+    return acc, new_max, new_sum
 
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
@@ -103,7 +103,6 @@ def forward_kernel(
         kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k = head_of(k, k_strides, sequence, head // GROUP, kv_length)
     v = head_of(v, v_strides, sequence, head // GROUP, kv_length)
-    o = head_of(o, o_strides, sequence, head, q_length)
 
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offset = kv_length - q_length if CAUSAL else kv_length  # the last query sees the last key
@@ -120,6 +119,7 @@ def forward_kernel(
         )
     row_lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
 
+    o = head_of(o, o_strides, sequence, head, q_length)
     tl.store(row_pointers(o, row, DIM), acc, mask=(row < q_length)[:, None])
     lse += (sequence.to(tl.int64) * heads + head) * q_length + row
     tl.store(lse, row_lse, mask=row < q_length)
@@ -146,8 +146,8 @@ def forward(request):
     block_q, block_kv, num_warps, num_stages = choose_tile(q)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    grid = (triton.cdiv(q_length, block_q) * heads * batch,)
-    forward_kernel[grid](
+    programs = triton.cdiv(q_length, block_q) * heads * batch
+    forward_kernel[programs,](
         q, k, v, o, lse, q.stride(), k.stride(), v.stride(), o.stride(),
         request.scale, q_length, k.shape[1], request.kv_lengths, heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages

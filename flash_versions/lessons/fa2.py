@@ -102,12 +102,10 @@ def forward_kernel(
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
     head, sequence = (place // tiles) % heads, place // tiles // heads
-    slot = tl.program_id(1) * (tl.num_programs(0) // tiles // heads) + sequence  # of the results
     if lengths is not None:  # this sequence has fewer keys
         kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k = head_of(k, k_strides, sequence, head // GROUP, kv_length)
     v = head_of(v, v_strides, sequence, head // GROUP, kv_length)
-    o = head_of(o, o_strides, slot, head, q_length)
 
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offset = kv_length - q_length if CAUSAL else kv_length  # the last query sees the last key
@@ -132,8 +130,10 @@ def forward_kernel(
     acc = acc * (1.0 / row_sum)[:, None]
     row_lse = (row_max + tl.log2(row_sum)) / LOG2E
 
+    sequence += tl.program_id(1) * (tl.num_programs(0) // tiles // heads)  # in this split's part
+    o = head_of(o, o_strides, sequence, head, q_length)
     tl.store(row_pointers(o, row, DIM), acc, mask=(row < q_length)[:, None])
-    lse += (slot.to(tl.int64) * heads + head) * q_length + row
+    lse += (sequence.to(tl.int64) * heads + head) * q_length + row
     tl.store(lse, row_lse, mask=row < q_length)
 
 

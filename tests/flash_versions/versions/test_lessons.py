@@ -9,9 +9,11 @@ import triton.language as tl
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.lessons import LESSONS, check, fa2
+from flash_versions.lessons import FORWARDS, LESSONS, check, fa2, load_lesson
+from flash_versions.mine.check import last_word
 from flash_versions.versions.oracle.suite import Case
 from tests.helpers.kernels.budget import assert_ok, assert_right
+from tests.helpers.rotation import pairwise
 
 EVERYTHING = [
     pytest.param(version, case, dtype, id=f"{version}-{case.name}")
@@ -32,6 +34,34 @@ def test_which_calls_a_lesson_takes(version):
     taken = [case.name for case, _ in check.calls(version, "cpu")]
     assert {"causal, several blocks", "full, several blocks", "grouped heads 8:4"} < {*taken}
     assert not {"head dim 80", "window to the left", "sink", "everything at once"} & {*taken}
+
+
+LAYOUTS = {
+    "heads first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "slice of a packed QKV": lambda x: torch.stack((x, x, x), 2)[:, :, 1],
+    "part of a wider head": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+    "one head for all": lambda x: x[:, :, :1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize(("version", "layout"), pairwise(LESSONS, LAYOUTS))
+def test_any_strides(version, layout, device):
+    q, k, v = Case("", 66, 70, heads=4, batch=2).inputs(torch.bfloat16, device)
+    q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
+    o, lse = attention(q, k, v, causal=True, version=version, return_lse=True)
+    assert_right(make_request(q, k, v, causal=True), o, lse)
+
+
+@pytest.mark.parametrize("version", LESSONS)
+def test_huge_scores_do_not_overflow(version, device):
+    q, k, v = Case("", 66, 70).inputs(torch.float16, device)
+    o, lse = attention(300 * q, 300 * k, v, version=version, return_lse=True)
+    assert_right(make_request(300 * q, 300 * k, v), o, lse)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_the_compiler_takes_it(name):
+    assert last_word(load_lesson(name)) is None
 
 
 SPLITS = [(1, 300, True, 3), (40, 300, True, 5), (150, 400, False, 2), (300, 100, True, 3)]
