@@ -24,7 +24,7 @@ from flash_versions.dispatch.version import Version
 from flash_versions.versions.from_file import make_version
 
 FORWARDS = ("fa1", "fa2", "fa3", "fa4")
-BACKWARDS = ()
+BACKWARDS = ("fa1", "fa2")
 
 
 @cache

@@ -12,7 +12,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.lessons import FORWARDS, LESSONS, check, fa2, load_lesson
 from flash_versions.mine.check import last_word
 from flash_versions.versions.oracle.suite import Case
-from tests.helpers.kernels.budget import assert_ok, assert_right
+from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_right
 from tests.helpers.rotation import pairwise
 
 EVERYTHING = [
@@ -50,6 +50,21 @@ def test_any_strides(version, layout, device):
     q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
     o, lse = attention(q, k, v, causal=True, version=version, return_lse=True)
     assert_right(make_request(q, k, v, causal=True), o, lse)
+
+
+@pytest.mark.parametrize("version", ["lesson-fa1", "lesson-fa2"])  # with backwards of their own
+def test_gradients_of_any_strides(version, device):
+    """Of o alone, and of an o and an LSE whose gradients are no matrices in memory."""
+    leaves = Case("", 66, 70, heads=4, kv_heads=2, batch=2).inputs(torch.bfloat16, device)
+    leaves = [x.requires_grad_() for x in leaves]
+    request = make_request(*leaves, causal=True)
+    o, lse = attention(*leaves, causal=True, version=version, return_lse=True)
+    do = torch.randn_like(o).transpose(1, 2).contiguous().transpose(1, 2)
+    dlse = torch.randn_like(lse).mT.contiguous().mT
+    gradients = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    assert_gradients_right(request, gradients, do)
+    gradients = torch.autograd.grad((o, lse), leaves, (do, dlse))
+    assert_gradients_right(request, gradients, do, dlse)
 
 
 @pytest.mark.parametrize("version", LESSONS)
