@@ -3,6 +3,7 @@
     fa1  fa1_backward     tiles and an online softmax: scores never leave the chip
     fa2  fa2_backward     less work between the products; split keys
     fa3                   TMA copies tiles; heavy tiles first, among all heads
+    fa3_fp8               numbers of 8 bits, with scales
     fa4                   fewer rescales; a polynomial for some exponentials
 
 A lesson computes plain attention, causal or full, at head_dim 64 and 128. Each forward is a version
@@ -23,7 +24,7 @@ from typing import Any
 from flash_versions.dispatch.version import Version
 from flash_versions.versions.from_file import make_version
 
-FORWARDS = ("fa1", "fa2", "fa3", "fa4")
+FORWARDS = ("fa1", "fa2", "fa3", "fa3_fp8", "fa4")
 BACKWARDS = ("fa1", "fa2")
 
 
@@ -35,12 +36,17 @@ def load_lesson(name: str) -> Version:
     module, backward = import_module(f"{__name__}.{name}"), None
     if name in BACKWARDS:
         backward = import_module(f"{__name__}.{name}_backward").backward
-    return make_version(f"lesson-{name}", module, str(file_of(name)), backward)
+    return make_version(version_name(name), module, str(file_of(name)), backward)
 
 
 def file_of(name: str) -> Path:
     """The file of a lesson."""
     return Path(__file__).with_name(f"{name}.py")
+
+
+def version_name(name: str) -> str:
+    """The version of a lesson's file: "lesson-fa3-fp8" of fa3_fp8.py."""
+    return f"lesson-{name.replace('_', '-')}"
 
 
 def unloaded(name: str) -> Version:
@@ -50,9 +56,8 @@ def unloaded(name: str) -> Version:
         return lambda *given: getattr(load_lesson(name), what)(*given)
 
     title, source = f"the lesson {name}.py", str(file_of(name))
-    return Version(
-        f"lesson-{name}", title, "", "", source, ask("forward"), ask("limits"), ask("backward")
-    )
+    given = title, "", "", source, ask("forward"), ask("limits"), ask("backward")
+    return Version(version_name(name), *given)
 
 
-LESSONS = {f"lesson-{name}": unloaded(name) for name in FORWARDS}
+LESSONS = {version_name(name): unloaded(name) for name in FORWARDS}

@@ -17,7 +17,14 @@ import torch
 
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import EXPLICIT, Backward, Forward, Version, kernel_limits
+from flash_versions.dispatch.version import (
+    EXPLICIT,
+    Backward,
+    Forward,
+    Version,
+    fp8_limits,
+    kernel_limits,
+)
 from flash_versions.versions.fa2 import backward as fa2_backward
 
 # Each feature, and whether a request needs it.
@@ -35,6 +42,7 @@ FEATURES: dict[str, Callable[[Request], bool]] = {
     "query_intervals": lambda x: x.has_intervals,
     "grouped_heads": lambda x: x.group > 1,
     "head_dim_v": lambda x: x.v.shape[3] != x.q.shape[3],
+    "precision": lambda x: x.precision is not None,
 }
 
 
@@ -85,7 +93,8 @@ def make_version(
                 return f"{feature} is not in its FEATURES."
         if request.num_splits not in (None, 1):
             return f"num_splits={request.num_splits} is not possible; leave it out."
-        return kernel_limits(request) or own_limits(request)
+        common = kernel_limits if request.precision is None else fp8_limits
+        return common(request) or own_limits(request)
 
     backward = backward or getattr(module, "backward", None)
     return Version(
