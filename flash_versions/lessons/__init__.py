@@ -4,7 +4,9 @@
     fa2  fa2_backward     less work between the products; split keys
     fa3                   TMA copies tiles; heavy tiles first, among all heads
     fa3_fp8               numbers of 8 bits, with scales
+    fa3_hopper            in Gluon: warps that load, warps that compute in turns
     fa4                   fewer rescales; a polynomial for some exponentials
+    fa4_hopper            the same in FA3's kernel for Hopper
 
 A lesson computes plain attention, causal or full, at head_dim 64 and 128. Each forward is a version
 of `attention`, with the backward of its own file, or FA2's engine where it has none:
@@ -24,7 +26,7 @@ from typing import Any
 from flash_versions.dispatch.version import Version
 from flash_versions.versions.from_file import make_version
 
-FORWARDS = ("fa1", "fa2", "fa3", "fa3_fp8", "fa4")
+FORWARDS = ("fa1", "fa2", "fa3", "fa3_fp8", "fa3_hopper", "fa4", "fa4_hopper")
 BACKWARDS = ("fa1", "fa2")
 
 
