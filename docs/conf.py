@@ -35,8 +35,7 @@ exclude_patterns = [
     "results",
     "extra",
 ]
-html_extra_path = ["_made/extra", "extra"]
-(DOCS / "_made" / "extra").mkdir(parents=True, exist_ok=True)  # Sphinx looks before it is filled
+html_extra_path = ["extra"]
 
 html_theme = "furo"
 html_title = "flash-versions"

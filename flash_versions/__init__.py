@@ -40,6 +40,6 @@ from flash_versions.versions.oracle.reference import attention_reference  # noqa
 
 __version__ = "0.1.0"
 __all__ = [
-    "BASELINES", "Fp8", "LESSONS", "VERSIONS", "Version", "attention", "attention_reference", "compare",
-    "context_parallel_attention", "load_version", "masks", "merge_attention_states",
+    "BASELINES", "Fp8", "LESSONS", "VERSIONS", "Version", "attention", "attention_reference",
+    "compare", "context_parallel_attention", "load_version", "masks", "merge_attention_states",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from tests.helpers import ROOT
 
 MAKING = "versions.tiles versions.fp8 dispatch"  # what versions are made of
 LABORATORY = (
-    "bench", "checker", "diff", "inspect", "mine", "plot", "puzzles", "report", "verify",
+    "bench", "checker", "inspect", "mine", "plot", "puzzles", "report", "verify",
 )  # fmt: skip
 DOORS = (
     "flash_versions", "flash_versions.files", "flash_versions.flash_attn",
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "flash_versions.versions.fa4": f"{MAKING} versions.fa3",
     "flash_versions.versions.oracle": MAKING,
     "flash_versions.lessons": "dispatch versions",
+    "flash_versions.diff": "lessons",
     "flash_versions.lessons.check": ". dispatch lessons versions",
     "flash_versions.versions.api": "dispatch lessons versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",

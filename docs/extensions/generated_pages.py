@@ -16,7 +16,7 @@ import where_it_runs
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from flash_versions import VERSIONS, diff
+from flash_versions import VERSIONS
 from flash_versions.versions.oracle import budget
 
 ROOT = Path(__file__).parents[2]
@@ -63,28 +63,22 @@ def make_walkthroughs(folder: Path) -> list[str]:
     return list(notebooks)
 
 
-def make_versions(folder: Path, diffs: Path, notebooks: list[str]) -> None:
-    """A page for each version, and the whole diffs as pages of their own."""
+def make_versions(folder: Path, notebooks: list[str]) -> None:
+    """A page for each version."""
     names = list(VERSIONS)
-    made = []
     for before, name in zip([None, *names], names):
         notebook = next((n for n in notebooks if name in n.split("_")), None)
         write_changed(folder / f"{name}.md", version_pages.page(name, before, notebook))
-        if before is not None:
-            made.append(f"{before}-{name}.html")
-            html = diff.as_html(before, name, version_pages.lesson(before, name))
-            write_changed(diffs / made[-1], html.replace("<!doctype html>", version_pages.DOCTYPE))
     text = "Each page says what was wasted before, what the version changes, and which code is new."
     write_changed(folder / "index.md", index("The versions, one page each", text, names))
     keep_only(folder, ["index.md", *(f"{name}.md" for name in names)])
-    keep_only(diffs, made)
 
 
 def make_all(app: Sphinx) -> None:
     """Everything, before the first page is read."""
     made = DOCS / "_made"
     notebooks = make_walkthroughs(DOCS / "learn" / "walkthroughs")
-    make_versions(DOCS / "learn" / "versions", made / "extra" / "diffs", notebooks)
+    make_versions(DOCS / "learn" / "versions", notebooks)
     write_changed(made / "where.md", where_it_runs.tables())
     write_changed(made / "versions.md", version_pages.overview())
     write_changed(made / "budget.md", version_pages.as_markdown(budget.__doc__ or ""))

@@ -1,8 +1,7 @@
-"""A version's page, from what the version says of itself: `Version`, docstrings, the diff."""
+"""A version's page, from what the version says of itself: `Version`, docstrings, its lesson."""
 
 import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import flash_versions
@@ -11,10 +10,8 @@ from flash_versions.dispatch.version import Version
 
 ROOT = Path(flash_versions.__file__).parents[1]
 FOLDERS = ROOT / "flash_versions" / "versions"
-DOCTYPE = '<!doctype html>\n<html lang="en">'
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FILE_FIRST = ("forward.py", "hopper/forward.py")
-lesson = cache(diff.lesson)
 HEADING = re.compile(r"^(Schedule|What .*(?:wasted|changes)\.|Cost\.|Sources?[.:])", re.MULTILINE)
 
 
@@ -133,14 +130,12 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
 
 
 def changes(name: str, before: str) -> str:
-    """The diff of the plain kernels, and a link to that of all files."""
-    lines, everything = diff.plain_diff(before, name), f"{len(lesson(before, name)):,} lines"
+    """The difference of two lessons."""
+    lines = diff.difference(before, name)
     return (
-        f"These are the forward kernels of a plain causal call, without the code for options that "
-        f"such a call compiles away. `python -m flash_versions.diff {before} {name} --plain` "
-        f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
-        f"with every option, and with `--all` "
-        f'<a href="../../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
+        f"These are [the]({place(diff.path_of(before))}) [lessons]({place(diff.path_of(name))}): "
+        f"plain attention, without other options. `python -m flash_versions.diff {before} {name}` "
+        f"prints these {diff.changed(lines)} changed lines.\n\n"
         f"```diff\n" + "\n".join(lines) + "\n```\n"
     )
 

@@ -374,9 +374,9 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 # %% [markdown]
 # ## The kernel of FlashAttention 1
 #
-# Now you can read the package's first kernel. Callers can ask it for more than a causal mask, such as a
-# sliding window. The cell shows the kernel without the code of these options. Below it you can unfold the
-# whole kernel. About half of its lines compute which queries and keys a program works on.
+# Now you can read the first kernel. It is a *lesson*: a plain file, `flash_versions/lessons/fa1.py`, that runs
+# by itself. Callers can ask the package for more than a causal mask, such as a sliding window; below the cell you
+# can unfold the package's kernel with these options. About half of its lines compute which queries and keys a program works on.
 # At the first reading, find four things: `tl.program_id`, the tile of queries that is loaded, the loop,
 # and the stores at the end.
 
@@ -384,10 +384,11 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 show_plain("fa1", "forward_kernel")
 
 # %% [markdown]
-# * A program works on one tile of **queries**. `load_rows` and `store_rows` compute the addresses
-#   of a tile, as you have just seen, and leave out rows behind the end.
-# * The first dimension of a tensor, the batch, counts *sequences*. `Rows(sequence, head, start, length)` is
-#   a small tuple. It says which rows of a tensor belong to one head of one sequence. `row` has the positions of its queries.
+# * A program works on one tile of **queries**. `load_rows` computes the addresses of a tile, as you have
+#   just seen, and leaves out rows behind the end.
+# * The first dimension of a tensor, the batch, counts *sequences*. `head_of` finds one head of one sequence: where it
+#   begins in memory, the stride between neighbours, and its length. (`lengths` is for sequences that have a number of
+#   keys of their own.) `row` has the positions of the tile's queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
 #   sees. The loop visits these blocks one after the other.
 # * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest
@@ -395,8 +396,7 @@ show_plain("fa1", "forward_kernel")
 #   `acc` is the result for the keys so far, already divided by `row_sum`; when `row_sum` grows,
 #   `acc` is corrected.
 # * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$, which equals row_max +
-#   $\log$(row_sum). Callers can ask for it. `row_max` and `row_sum` are stored, too: the backward pass
-#   needs them.
+#   $\log$(row_sum). It is stored, too: the backward pass needs it.
 #
 # [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these
 # variables. Here, only observe which scores are on the chip at each step. `record` runs the package's

@@ -222,14 +222,14 @@ show_plain("fa1", "softmax_step")
 # only `pivot` is new. With a mask, a query may see no key in the
 # first block. Its maximum is still $-\infty$ then, and $-\infty - (-\infty)$ is not a number. <!-- key -->
 #
-# `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `o` is `acc` in
-# `forward_kernel`.) Its steps correspond to the three lines of PyTorch:
+# `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `acc` is `o`.)
+# Its steps correspond to the three lines of PyTorch:
 #
 # | plain attention | FA1, for one block of keys |
 # |---|---|
 # | `s = q @ k.mT * scale` | `s = tl.dot(q_tile, k_tile.T) * scale` |
 # | `p = softmax(s)` | `p, new_max, new_sum, alpha = softmax_step(s, row_max, row_sum)` |
-# | `o = p @ v` | `pv = tl.dot(p, v_tile)`, and the corrected `o` is added |
+# | `o = p @ v` | `pv = tl.dot(p, v_tile)`, and the corrected `acc` is added |
 
 # %% tags=["hide-input"]
 show_plain("fa1", "fold_block")
@@ -560,7 +560,8 @@ print("ds is right:", torch.allclose(ds, s.grad))
 # %% [markdown]
 # The kernel does the same for one block of keys and one block of queries, with the same names. `dk` and
 # `dv` belong to the keys and stay in registers while the loop goes over the queries. `dq` belongs to the
-# queries: for each block of keys it is loaded, added to, and stored.
+# queries: for each block of keys it is loaded, added to, and stored. In the place of `m` and `l`, the lesson
+# keeps the LSE, $m + \log l$: then $p$ is $e^{s - \text{lse}}$.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "probabilities", "fold_queries", file="backward.py")

@@ -227,7 +227,7 @@ assert np.allclose(combined, truth[0])
 # %% [markdown]
 # ## The kernel: what changes
 #
-# The next cells compare FA1's and FA2's kernels as a causal call without options runs them. Red lines are
+# The next cells compare two lessons, `lessons/fa1.py` and `lessons/fa2.py`. Red lines are
 # FA1's, green lines are FA2's. <!-- key --> `changes(..., plain=False)` shows the kernels with all options.
 #
 # First the softmax step: powers of two, with the scale inside.
@@ -238,7 +238,7 @@ changes("fa1", "fa2", "softmax_step")
 # %% [markdown]
 # Next, one block of keys.
 #
-# * `o` is now called `acc`, and the two lines that normalised it are gone. <!-- key -->
+# * The two lines that normalised `acc` are gone. <!-- key -->
 # * `acc * alpha` is passed to `tl.dot` as its accumulator: `tl.dot(p, v, x)` computes `x + p @ v`.
 # * `MASKED` is a `tl.constexpr`. The compiler makes two versions of the function, and the one with
 #   `MASKED=False` has no comparisons.
@@ -263,7 +263,10 @@ changes("fa1", "fa2", "fold_block")
 changes("fa1", "fa2", "forward_kernel")
 
 # %% [markdown]
-# One more change is not visible here. Models often let several query heads share one head of keys and
+# `share_of_keys` and the second axis of the grid are for split keys; without splits, a program has all blocks that
+# its tile sees.
+#
+# One more change is in the package's kernel only. Models often let several query heads share one head of keys and
 # values (GQA). FA2 puts the queries of all these heads into *one tile*, so a program reads K and V once for
 # all of them.
 #
@@ -713,6 +716,6 @@ predictions()
 #   inference](https://pytorch.org/blog/flash-decoding/): how the keys are split.
 # * The original, in CUDA:
 #   [csrc/flash_attn/src/flash_fwd_kernel.h](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_kernel.h).
-# * `python -m flash_versions.diff fa1 fa2 --plain` writes all changes of the forward kernels to the terminal.
+# * `python -m flash_versions.diff fa1 fa2` writes all changes from one lesson to the other to the terminal.
 # * Next: [FlashAttention 3](03_fa3.ipynb). FA2's loop has few instructions left, but it still executes its
 #   steps one after the other.

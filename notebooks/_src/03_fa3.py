@@ -353,8 +353,8 @@ print("box    ", box.block_shape)
 
 # %% [markdown]
 # FA3 has two kernels: a *portable* one in Triton, which runs on every GPU, and one
-# for Hopper, of which more below. This is the portable kernel's function that loads a box. As in the
-# notebooks before, the code of unused options is left out; a click below it shows the whole function.
+# for Hopper, of which more below. This is the function that loads a box, in the lesson of the portable
+# kernel; a click below it shows that of the package.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "load_rows")
@@ -386,7 +386,7 @@ changes("fa2", "fa3", "fold_block")
 
 # %% [markdown]
 # Loads by pointers and a mask (red) have become boxes (green). <!-- key --> The softmax,
-# `softmax_step`, is unchanged: both versions import the same function.
+# `softmax_step`, is unchanged.
 
 # %% [markdown]
 # ## The order of causal tiles
@@ -451,7 +451,7 @@ check("causal_order", causal_order)
 
 # %% [markdown]
 # In the kernel, a program has its `number` in the grid and computes from it which tile of which head it
-# works on. `tiles` is the number of tiles of a head, `total` the number of tiles of all heads. The order
+# works on. `tiles` is the number of tiles of a head; the grid has the tiles of all heads. The order
 # takes `section` heads together, and the next ones after them. The keys and values of all heads of a
 # section fit into the L2 cache together. In a larger section, they would push each other out of the
 # cache. `first` is the first head of the section, `width` the number of its heads, and `turn` the
@@ -635,22 +635,23 @@ show(pipeline.Pipeline.fill)
 # %% [markdown]
 # ## The kernel for Hopper, line by line
 #
-# The producer is one warp. For each tile it asks for Q, and for the blocks of K and V that the tile
-# sees. `scheduler.claim` takes the next tile. No line here computes with the data, so the producer
-# needs few registers, and the kernel gives the others to the consumers.
+# The producer is one warp. It asks for Q, and for the blocks of K and V that the tile sees. No line here
+# computes with the data, so the producer needs few registers, and the kernel gives the others to the
+# consumers. (A program of the lesson works on one tile. Those of the package's kernel are *persistent*: the
+# producer claims one tile after the other.)
 
 # %% tags=["hide-input"]
 show_plain("fa3-hopper", "produce")
 
 # %% [markdown]
-# A consumer is a warpgroup with 64 queries of the tile. Its function `attend` has three parts: the
-# first block, the loop, and the last P V.
+# A consumer is a warpgroup with 64 queries of the tile. Its function `consume` has three parts: the
+# first block, the loop, which calls `fold_block`, and the last P V.
 
 # %% tags=["hide-input"]
-show_plain("fa3-hopper", "attend")
+show_plain("fa3-hopper", "consume", "fold_block")
 
 # %% [markdown]
-# The loop is the part that matters. The next picture shows its lines beside two iterations of
+# The loop is the part that matters. The next picture shows the lines of `fold_block` beside two iterations of
 # consumer 0, from the timing simulator with both kinds of overlap. <!-- key -->
 
 # %% tags=["hide-input"]
@@ -668,9 +669,9 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 # compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
 # table below has the lines with their numbers. <!-- key -->*
 #
-# In the kernel as it is written, the softmax in line 17 begins while P V of the
+# In the kernel as it is written, the softmax in line 12 begins while P V of the
 # previous block still runs: this is the overlap inside a warpgroup. <!-- checked: pv_during_softmax -->
-# (The compiled kernel differs in this point; see "What the compiler made of it".) During the rest of line 17 the tensor cores work on the products of
+# (The compiled kernel differs in this point; see "What the compiler made of it".) During the rest of line 12 the tensor cores work on the products of
 # consumer 1: this is the overlap between warpgroups. <!-- checked: other_during_softmax -->
 
 # %% tags=["hide-input"]
@@ -948,7 +949,7 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 
 # %% [markdown]
 # FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
-# from the source. The line that waits for P V is line 18, after the softmax, and in the compiled code
+# from the source. The line that waits for P V is line 13, after the softmax, and in the compiled code
 # `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, the last step of the
 # compiler, has moved it. Waiting earlier cannot change a result, so it is allowed to do that. So in the compiled kernel, P V of the same warpgroup does not run
 # during its exponentials; the products of the other warpgroup do. What remains of the overlap inside a
@@ -1312,7 +1313,6 @@ predictions()
 # * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose
 #   docstrings draw the schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`;
 #   [fp8.md](../docs/understand/fp8.md); and what did not work, in [log.md](../docs/understand/log.md).
-# * All kernels as you saw them here, in one text: `python -m flash_versions.diff --show fa3 --plain`
-#   and `--show fa3-hopper --plain`.
+# * All kernels as you saw them here: `flash_versions/lessons/fa3.py`, `fa3_hopper.py` and `fa3_fp8.py`.
 # * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions/03_fa3`.
 #   Next: [04_fa4](04_fa4.ipynb).

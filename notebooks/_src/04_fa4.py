@@ -73,6 +73,7 @@ from flash_versions.versions.fa4 import exp2
 from flash_versions.versions.fa4 import forward as fa4
 from flash_versions.versions.fa4.blackwell import forward as on_blackwell
 from flash_versions.versions.fa4.hopper import correction
+from flash_versions.versions.fa4.hopper import forward as on_hopper
 from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLDS, default_config, fp8_config
 from flash_versions.versions.tiles.algebra import LOG2E
 from transformer.generation.session import find_checkpoint
@@ -300,15 +301,14 @@ check("raise_reference", raise_reference)
 # %% [markdown]
 # ## The kernel
 #
-# This is the same decision in the package, as a causal call without options runs it with a threshold
-# of 8:
+# This is the same decision in FA4's lesson, with a threshold of 8:
 
 # %% tags=["hide-input"]
 show_plain("fa4", "raise_reference")
 
 # %% [markdown]
 # And this is what changes in the function that folds a block of keys into the state. `mixed_exp2`
-# computes 2 of 8 exponentials by a polynomial of degree 3, as FA4 does on Blackwell; the section
+# computes 2 of 8 exponentials by a polynomial, as FA4 does on Blackwell; the section
 # after the next one explains it.
 
 # %% tags=["hide-input"]
@@ -318,8 +318,8 @@ changes("fa3", "fa4", "fold_block")
 # Each row has a reference of its own. But whether the accumulator is multiplied is decided for many
 # rows at once: this portable kernel decides for a whole *tile*, and the kernel for Hopper for the 16
 # rows of a *warp*. If any of them was raised, all of them are multiplied, the others by exactly 1.
-# Blocks that the mask cuts (`MASKED`) are always multiplied. They are few in a long
-# sequence, and a second branch would cost registers.
+# (In the package's kernel, blocks that the mask cuts are always multiplied. They are few in a long
+# sequence, and a second branch would cost registers.)
 
 # %% [markdown]
 # ## How often, on real scores?
@@ -612,8 +612,7 @@ checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in f
 # FA4's kernel for Hopper divides its warps into three roles that meet at barriers: a loader, two or
 # three consumers, and a storer. A table lists the states of each role and the transitions between
 # them.
-# The kernel's text enters its states by name, with `trace.enter(...)`; in the code below, click
-# "with every option" to see these calls.
+# The kernel's text enters its states by name, with `trace.enter(...)`.
 
 # %% tags=["hide-input"]
 display(role_pictures.state_machine())
@@ -623,13 +622,14 @@ display(role_pictures.state_machine())
 # notebook belongs to the state `score` of a consumer: after S has been issued, each warp multiplies its
 # rows of the accumulator if one of them was raised. <!-- key -->*
 #
-# With the threshold, this is what changes in the consumer's function from FA3 to FA4:
+# This is what changes in a consumer from FA3's lesson to FA4's:
 
 # %% tags=["hide-input"]
-changes("fa3-hopper", "fa4-hopper", "attend")
+changes("fa3-hopper", "fa4-hopper", "softmax_step")
+changes("fa3-hopper", "fa4-hopper", "fold_block")
 
 # %% [markdown]
-# `fold_scores` now raises references in place of maxima, and `correct` multiplies the accumulator
+# `softmax_step` now raises references in place of maxima, and `correct` multiplies the accumulator
 # where it has to. `correct` is written in PTX, NVIDIA's assembly language, because the decision is
 # made by a warp and Gluon has no operation for that. `vote.sync.any` asks whether any thread of the warp
 # has a raised row; where the answer is no, a branch (`bra`) skips the multiplications.
@@ -639,11 +639,11 @@ show(correction.correct, docstring=False)
 show(correction.correction_ptx, docstring=False)
 
 # %% [markdown]
-# The storer is one warp. It waits until a consumer has put its O into shared memory (`o_full`),
+# In the package's kernel the storer is one warp. It waits until a consumer has put its O into shared memory (`o_full`),
 # starts the copy to memory, and tells the consumer when the buffer can be used again (`o_empty`):
 
 # %% tags=["hide-input"]
-show_plain("fa4-hopper", "store")
+show(on_hopper.store, docstring=False)
 
 # %% [markdown]
 # An instrumented launch notes when a role enters a state. This table shows, from the committed

@@ -6,7 +6,6 @@ const words = (() => {
     range(step.block * found.call.block_kv, found.call.block_kv, found.call.keys);
   const lane = step => step.lane[0].toUpperCase() + step.lane.slice(1);
   const fa1 = found => found.call.kernel == "fa1";
-  const statistic = found => fa1(found) ? ", which FA1's backward needs." : ".";
   const FULL = /^(.) (full|empty) (\d)$/;
 
   function meaning(name) {
@@ -37,11 +36,9 @@ const words = (() => {
       ? "Add P V to the output. FA1 divides by l after every block, so o is always normalised."
       : "acc = alpha · acc + P V. FA2 divides by l only once, after the last block.",
     "store O": () => "Write the finished rows of O to HBM. The scores are never written.",
-    "store partial": () => "This program saw only a part of the keys. Write its unfinished acc to HBM in fp32.",
-    "store LSE": (step, found) => `Write the logarithm of each row's sum of exponentials (LSE), ${fa1(found) ? "for callers that ask for it." : "which the backward needs."}`,
-    "store m": (step, found) => `Write the maximum of each row${statistic(found)}`,
-    "store l": (step, found) => `Write the sum of each row${statistic(found)}`,
-    combine: step => `A second kernel combines the parts of query ${step.tile}, each weighted by its exp(m), and divides by l.`,
+    "store partial": () => "This program saw only a part of the keys. Write what it found for these to HBM in fp32.",
+    "store LSE": () => "Write the logarithm of each row's sum of exponentials (LSE), which the backward needs.",
+    combine: step => `A second kernel combines the parts of query ${step.tile}: their mean, each weighted by its sum of exponentials.`,
   };
   const hopper = {
     wait: step => `${lane(step)} waits for ${meaning(step.barrier)}.`,

@@ -1,6 +1,6 @@
 """FlashAttention 1, forward: attention without ever writing the score matrix to memory.
 
-Without the code for options: python -m flash_versions.diff --show fa1 --plain
+Without the code for options: flash_versions/lessons/fa1.py
 
 Plain attention writes the (M, N) scores S = Q K^T to memory, reads them for the softmax, writes P
 and reads it again for P V: O(M N) bytes for O(M D) of input. But a softmax can be computed block by

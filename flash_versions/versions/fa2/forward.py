@@ -1,6 +1,6 @@
 """FlashAttention 2, forward: spend the time on the tensor cores, and fill the GPU.
 
-Without the code for options: python -m flash_versions.diff --show fa2 --plain
+Without the code for options: flash_versions/lessons/fa2.py
 
 What FA1 wasted. It rescales o twice for each KV block, masks every block although the diagonal cuts
 only few, and multiplies each exponent by log2(e) because the hardware computes 2^x. The ordinary

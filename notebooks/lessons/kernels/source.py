@@ -1,8 +1,8 @@
 """Kernels as they stand in the package: their source, and what changes between two versions."""
 
-import ast
 import difflib
 import html
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -13,24 +13,14 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from flash_versions.diff import plain_functions
-from flash_versions.diff.files import (
-    EXPLICIT,
-    FOLDER,
-    ROOT,
-    definitions,
-    kernels_of,
-    parse,
-    path_of,
-    version_names,
-)
-from flash_versions.diff.plain import switched
+import flash_versions
+from flash_versions import diff
 
+ROOT = Path(flash_versions.__file__).parent
 LINE = (
     "font-family:monospace;margin:0;padding:0 .6em;line-height:1.35;font-size:90%;white-space:pre;"
     "overflow-x:auto"
 )
-COLOURS = {"+": "background:#2da44e33", "-": "background:#cf222e2e", "@": "color:#57606a"}
 
 
 def show(function: Callable[..., Any], docstring: bool = True) -> None:
@@ -50,28 +40,31 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
 
 
 def show_plain(version: str, *names: str, file: str = "forward.py") -> None:
-    """Display functions of a version's kernels as a causal call without options runs them.
+    """Display functions of a version's lesson, the plain file in `flash_versions.lessons`.
 
-    A fold-out under each has the function with every option.
+    A fold-out under each has the engine's function of that name, with every option.
 
     Args:
-        version: such as "fa2", whose portable kernels are meant, or "fa3-hopper", "fa4-hopper".
+        version: such as "fa2", or "fa3-hopper", "fa4-hopper".
         names: of the functions; docstrings are left out.
         file: "forward.py" or "backward.py".
 
     Raises:
-        ValueError: the version has no such file or function.
+        ValueError: the lesson has no such file or function.
     """
     for name in names:
-        _, lines = find_plain(version, file, name)
-        title = f"{version}/{file}, as a causal call without options runs it"
-        where, full = find(version, file, name)
-        display_text(
-            f"<code>{html.escape(title)}</code>\n{coloured(lines)}"
-            f"<details><summary>with every option: <code>{html.escape(where)}</code></summary>\n"
-            f"{coloured(full)}</details>",
-            [title, "", *lines],
-        )
+        title, lines = find_plain(version, file, name)
+        page = f"<code>{html.escape(title)}</code>\n{coloured(lines)}"
+        try:
+            where, full = find(version, file, name)
+        except ValueError:
+            where = ""  # the engine has it in another function
+        if where:
+            page += (
+                f"<details><summary>with every option: <code>{html.escape(where)}</code></summary>"
+                f"\n{coloured(full)}</details>"
+            )
+        display_text(page, [title, "", *lines])
 
 
 def coloured(lines: list[str]) -> str:
@@ -83,7 +76,7 @@ def coloured(lines: list[str]) -> str:
 
 def lines_without_docstring(path: Path, name: str) -> list[str]:
     """The lines of a function without its docstring; none if the file does not define it."""
-    return definitions(path).get(name, [])
+    return diff.functions_of(path).get(name, [])
 
 
 def changes(
@@ -104,8 +97,7 @@ def changes(
         name: a function that both define or import; docstrings are left out.
         renamed: what it is called in the new version, if not the same.
         file: where both have it, such as "backward.py".
-        plain: as a causal call without options sees it, see `flash_versions.diff.plain_source`;
-            False shows the function as it is written.
+        plain: of the lessons; False shows the engine's functions, with every option.
         context: unchanged lines around a change.
 
     Raises:
@@ -119,10 +111,7 @@ def changes(
     lines = list(difflib.unified_diff(old_lines, new_lines, before, after, lineterm="", n=context))
     if not lines:
         lines = [f"{name} has not changed" + ("" if plain else f": both versions use {after}")]
-    rows = "\n".join(
-        f'<span style="{COLOURS.get(line[:1], "")}">{html.escape(line)}</span>' for line in lines
-    )
-    display_text(f'<pre style="{LINE}">{rows}</pre>', lines)
+    display_text(f'<pre style="{LINE}">{diff.as_html(lines)}</pre>', lines)
 
 
 def display_text(page: str, lines: list[str]) -> None:
@@ -132,35 +121,28 @@ def display_text(page: str, lines: list[str]) -> None:
 
 
 def find_plain(version: str, file: str, name: str) -> tuple[str, list[str]]:
-    """A function of a version's plain kernels: a heading for it, and its lines."""
-    backward = file == "backward.py"
-    if version in EXPLICIT:
-        functions = switched(*kernels_of(version, backward))
-    else:
-        functions = plain_functions(version, backward=backward)
+    """A function of a version's lesson: a heading for it, and its lines."""
+    path = diff.path_of(version + "-backward" * (file == "backward.py"))
+    functions = diff.functions_of(path)
     if name not in functions:
         raise ValueError(
-            f"the plain kernels of {version} have no {name!r}; they have {', '.join(functions)}. "
-            f"With plain=False, changes shows functions as they are written."
+            f"the lesson {path.name} has no {name!r}; it has {', '.join(functions)}. With "
+            f"plain=False, changes shows the engine's functions."
         )
-    return f"{version}/{file}, plain", functions[name].splitlines()
+    return str(path.relative_to(ROOT)), functions[name]
 
 
 def find(version: str, file: str, name: str) -> tuple[str, list[str]]:
-    """Where a version has a function from, and its lines without the docstring. What it imports is
-    looked up there.
+    """Where the engine's code of a version has a function from, and its lines without the
+    docstring.
     """
-    if version in EXPLICIT:
-        path = path_of(EXPLICIT[version][file == "backward.py"])
-    else:
-        path = FOLDER / version / file
-    if version not in [*version_names(), *EXPLICIT] or not path or not path.exists():
-        raise ValueError(f"there is no {version}/{file}.")
-    pages = [path]
-    for node in parse(path)[0].body:
-        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            pages.append(path_of(node.module or "") or path)
-    for page in pages:
-        if lines := lines_without_docstring(page, name):
-            return str(page.relative_to(ROOT)), lines
-    raise ValueError(f"{version}/{file} neither defines nor imports {name!r}.")
+    folder = f"flash_versions.versions.{version.replace('-', '.')}"
+    try:
+        module = importlib.import_module(f"{folder}.{file.removesuffix('.py')}")
+    except ModuleNotFoundError:
+        raise ValueError(f"there is no {version}/{file}.") from None
+    function = getattr(module, name, None)
+    if function is None:
+        raise ValueError(f"{version}/{file} neither defines nor imports {name!r}.")
+    path = Path(inspect.getfile(inspect.unwrap(getattr(function, "fn", function))))
+    return str(path.relative_to(ROOT)), lines_without_docstring(path, name)

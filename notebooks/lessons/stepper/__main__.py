@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 KERNELS = ("fa1", "fa2", "fa2-split", "fa3-hopper", "fa4-hopper")
-HOPPER = Call("", queries=256, keys=256, head_dim=64, block_q=64, block_kv=64)
+HOPPER = Call("", queries=128, keys=256, head_dim=64, block_q=64, block_kv=64)
 CALLS = {x: HOPPER._replace(kernel=x) if "hopper" in x else Call(x) for x in KERNELS}
 CALLS["fa1-full"] = Call("fa1", 24, 24, 4, 4, 4, causal=False)  # of the README's animation
 

@@ -1,38 +1,35 @@
-"""Record a kernel for Hopper: each event of its partitions in the simulator, in their order."""
+"""Record a lesson in Gluon: each event of its partitions in the simulator, in their order."""
 
 import importlib
 import sys
 from collections import deque
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from triton.experimental.gluon import language as gl
 
-from flash_versions.dispatch.autograd.compute import in_vectors
-from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.gluon import machine
 from flash_versions.simulator.rebind import Watcher, rebound
-from flash_versions.versions.fa3.hopper import panels
 from lessons.kernels.recording import number, unchecked
 from lessons.stepper import source
 from lessons.stepper.moved import Moved
 
 ORDER = machine.Order(seed=0, late_products=0.5, late_loads=0.5)
-CONFIGS = {"fa3": "HopperConfig", "fa4": "RolesConfig"}
-LANES = {"produce": "producer", "load": "loader", "store": "storer"}
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS = BLOCK_KV = 64
 CELL = 4  # rows and columns of a tile that are one cell of a picture
-PARTITIONS = ("consume", "produce", "load", "store")
-FUNCTIONS = ("attend", "compute", *PARTITIONS)
+PARTITIONS = ("consume", "produce")
+FUNCTIONS = ("fold_block", *PARTITIONS)
 
 
 class Watch(Moved):
     """The events of a running kernel, and the bytes that it moved."""
 
-    def __init__(self, shown: str) -> None:
+    def __init__(self, shown: source.Shown) -> None:
         super().__init__()
         self.shown = shown
         self.steps: list[dict[str, Any]] = []
@@ -61,20 +58,18 @@ class Watch(Moved):
     def place(self, partition: Any, what: str) -> dict[str, Any]:
         """Where a partition is: its lane, its line, the tile and the block that it works on."""
         frame = kernel_frame()
-        found, function = frame.f_locals, frame.f_code.co_name
         lane = partition.name.partition(", ")[2]
         name, _, consumer = lane.partition(" ")
         statement = source.at(frame)
-        outer = caller(frame, ("compute", *PARTITIONS))
-        block = found.get("block")
-        if block is None and function == "attend":
-            block = number(found["end"]) - 1
+        found = caller(frame, PARTITIONS).f_locals
+        block = frame.f_locals.get("block", number(found["tile"].end) - 1)
         return {
             "what": what,
-            "lane": LANES.get(name, f"consumer {consumer}"),
-            "line": source.line_of(statement, self.shown) if statement else None,
-            "query": first_query(outer.f_locals),
-            "block": None if block is None else number(block),
+            "lane": "producer" if name == "produce" else f"consumer {consumer}",
+            "line": self.shown.lines[statement.line] if statement else None,
+            "query": number(found["tile"].query)
+            + WARPGROUP_ROWS * number(found.get("CONSUMER", found.get("c", 0))),
+            "block": number(block),
             "set": {},
             "frame": frame,
         }
@@ -83,11 +78,11 @@ class Watch(Moved):
         """What else an event says: which barrier, which slot, which product."""
         frame: FrameType = step.pop("frame")
         lane = step["lane"]
-        found = caller(frame, ("compute", *PARTITIONS)).f_locals
+        rings = caller(frame, PARTITIONS).f_locals["rings"]
         if barrier is not None:
-            step["barrier"] = name_of(barrier, found["buffers"])
+            step["barrier"] = name_of(barrier, rings)
         if what == "copy":
-            step["of"], step["slot"] = slot_of(tile.barrier, found["buffers"])
+            step["of"], step["slot"] = slot_of(tile.barrier, rings)
             self.copied[id(tile)] = {**step, "set": {}}
         elif what == "product":
             is_scores = is_inside("multiply_qk")
@@ -100,8 +95,7 @@ class Watch(Moved):
             self.products[id(tile)] = {**step}
         elif what == "store":
             self.written += tile.data.nbytes
-            consumer = number(found["c"]) if "c" in found else int(lane.split()[-1])
-            step |= {"of": "O", "consumer": consumer}
+            step |= {"of": "O", "consumer": int(lane.split()[-1])}
             step["set"] = {"o": mean(tile.a.reshape(tile.shape[-2:]))}
         elif what == "softmax":
             step |= {"set": tile}
@@ -119,36 +113,28 @@ class Watch(Moved):
         self.steps.append({**step, "read": self.read, "written": self.written})
 
     def softmax(self, original: Any) -> Watcher:
-        """`fold_scores`, which then also is an event."""
+        """`softmax_step`, which then also is an event."""
         compute = rebound(original)
 
-        def fold_scores(s: Any, *arguments: Any) -> Any:
+        def softmax_step(s: Any, *arguments: Any) -> Any:
             p, row_max, row_sum, alpha = compute(s, *arguments)
-            rows = {"m": row_max.a, "l": row_sum.total().a}
+            rows = {"m": row_max.a, "l": row_sum.a}
             rows = {name: value[::CELL] for name, value in rows.items()}
             machine.note("softmax", {"s": mean(s.a), "p": mean(p.a), **rows})
             return p, row_max, row_sum, alpha
 
-        return Watcher(original, fold_scores)
+        return Watcher(original, softmax_step)
 
     def rescale(self, original: Any) -> Watcher:
         """`per_row`, which hands out by what acc is multiplied where it is rescaled."""
         compute = rebound(original)
 
         def per_row(x: Any, acc: Any) -> Any:
-            if sys._getframe(1).f_code.co_name in ("rescaled", "corrected"):
+            if is_inside("fold_block"):
                 machine.note("rescale", int((x.a != 1).sum()))
             return compute(x, acc)
 
         return Watcher(original, per_row)
-
-
-def first_query(found: dict[str, Any]) -> int | None:
-    """The first row of q that a partition is about, from the variables of its work on a tile."""
-    if "query" not in found:
-        return None
-    shared = number(found["query"]) + WARPGROUP_ROWS * number(found.get("c", 0))
-    return shared if "CONSUMER" not in found or "q_stage" in found else None
 
 
 def kernel_frame() -> FrameType:
@@ -167,36 +153,32 @@ def is_inside(function: str) -> bool:
 def caller(frame: FrameType | None, names: tuple[str, ...]) -> FrameType:
     """The innermost frame, from this one outwards, of a kernel's function of these names."""
     while frame is not None:
-        is_kernel = frame.f_code.co_filename.endswith("hopper/forward.py")
+        is_kernel = frame.f_code.co_filename.endswith("_hopper.py")
         if is_kernel and frame.f_code.co_name in names:
             return frame
         frame = frame.f_back
     raise LookupError(f"no function of the kernel runs; {', '.join(names)} were looked for.")
 
 
-def slot_of(barrier: Any, buffers: Any) -> tuple[str, int]:
+def slot_of(barrier: Any, rings: Any) -> tuple[str, int]:
     """The pipeline, such as "K", and the slot of a barrier that says `full`."""
     for name in ("q", "k", "v"):
-        full = getattr(buffers, name).first.full
+        full = getattr(rings, name).full
         for i, other in enumerate(full):
             if other is barrier:
                 return name.upper(), i
     raise LookupError("a copy that no pipeline waits for")
 
 
-def name_of(barrier: Any, buffers: Any) -> str:
+def name_of(barrier: Any, rings: Any) -> str:
     """A barrier as the page calls it, such as "K full 0"."""
     if isinstance(barrier, str | int):
         return f"turn of consumer {int(barrier) - 8}"
     for name in ("q", "k", "v"):
         for side in ("full", "empty"):
-            for i, other in enumerate(getattr(getattr(buffers, name).first, side)):
+            for i, other in enumerate(getattr(getattr(rings, name), side)):
                 if other is barrier:
                     return f"{name.upper()} {side} {i}"
-    for side in ("full", "empty"):
-        for i, other in enumerate(getattr(buffers, f"o_{side}", ())):
-            if other is barrier:
-                return f"O {side} {i}"
     raise LookupError("a barrier that the kernel does not share")
 
 
@@ -213,7 +195,7 @@ def mean(tile: np.ndarray) -> np.ndarray:
 def record(
     version: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> dict[str, Any]:
-    """Run a version's forward for Hopper on a GPU of one SM and write down its events.
+    """Run the forward of a lesson for Hopper and write down its events.
 
     Args:
         version: "fa3" or "fa4".
@@ -225,23 +207,17 @@ def record(
     Returns:
         steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
     """
-    folder = f"flash_versions.versions.{version}.hopper"
-    host, module, configs = (
-        importlib.import_module(f"{folder}.{name}") for name in ("host", "forward", "config")
-    )
-    config = getattr(configs, CONFIGS[version])(block_kv=64, q_stages=1)
-    shown = source.text(f"{version}-hopper", causal, q.shape[3])
+    module = importlib.import_module(f"flash_versions.lessons.{version}_hopper")
+    shown = source.shown(Path(str(module.__file__)))
     watch = Watch(shown)
-    request = in_vectors(make_request(q, k, v, causal=causal))
-    per_row = watch.rescale(panels.per_row)
     with (
-        devices.assume(Properties((9, 0), num_sms=1)),
         unchecked(),
         machine.using(order=ORDER, watcher=watch.event),
-        patch.object(module, "fold_scores", watch.softmax(module.fold_scores)),
-        patch.object(panels, "per_row", per_row),
-        patch.object(module, "per_row", per_row, create=True),  # FA4's own
+        patch.object(module, "BLOCK_KV", gl.constexpr(BLOCK_KV)),
+        patch.dict(module.STAGES, {64: 2}),
+        patch.object(module, "softmax_step", watch.softmax(module.softmax_step)),
+        patch.object(module, "per_row", watch.rescale(module.per_row)),
         watch.counting(),
     ):
-        o, lse, _ = host.forward(request, config)
-    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}
+        o, lse = module.forward(make_request(q, k, v, causal=causal))
+    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown.text}

@@ -1,8 +1,10 @@
-"""Record a portable kernel: each statement that moves or computes a tile, as it is simulated."""
+"""Record a lesson in Triton: each statement that moves or computes a tile, as it is simulated."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -10,14 +12,7 @@ from unittest.mock import patch
 import torch
 
 from flash_versions.simulator.state import here
-from lessons.kernels.recording import (
-    array_of,
-    config_of,
-    forward_of,
-    make_request,
-    number,
-    unchecked,
-)
+from lessons.kernels.recording import array_of, config_of, make_request, number, unchecked
 from lessons.stepper import source
 from lessons.stepper.moved import Moved
 
@@ -28,49 +23,41 @@ FORWARD = {
     "acc": ("begin", {"acc": "acc"}),
     "row_max": ("begin", {"row_max": "m"}),
     "row_sum": ("begin", {"row_sum": "l"}),
-    "store_rows(o": ("store O", {}),
-    "store_rows(acc": ("store partial", {}),
-    "store_row_values(lse_out": ("store LSE", {}),
-    "store_row_values(row_max_out": ("store m", {}),
-    "store_row_values(row_sum_out": ("store l", {}),
-    "store_row_values(row_max": ("store m", {}),
-    "store_row_values(row_sum": ("store l", {}),
+    "tl.store(row_pointers(o, row, DIM)": ("store O", {}),
+    "tl.store(lse": ("store LSE", {}),
 }
 STEPS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
     "forward_kernel": FORWARD,
-    "forward_tile": FORWARD,
     "fold_block": {
         "k_tile": ("load K", {"k_tile": "k"}),
         "s": ("scores", {"s": "s"}),
         "p": ("sum", {"row_max": "m", "row_sum": "l", "new_max": "m", "new_sum": "l"}),
         "v_tile": ("load V", {"v_tile": "v"}),
         "acc": ("accumulate", {"acc": "acc"}),
-        "o": ("accumulate", {"o": "acc"}),
     },
     "softmax_step": {
         "new_max": ("maximum", {"new_max": "m"}),
         "p": ("exponentials", {"p": "p"}),
         "alpha": ("correction", {"alpha": "alpha"}),
     },
-    "combine_kernel": {"store_row_values(lse_out": ("combine", {})},
+    "combine": {"tl.store(lse + lse_row": ("combine", {})},
 }
 
 
 class Watch(Moved):
     """The steps of a running kernel, and the bytes that it moved."""
 
-    def __init__(self, shown: str, versions: str) -> None:
+    def __init__(self, shown: source.Shown, path: str, is_split: bool) -> None:
         super().__init__()
-        self.shown, self.versions = shown, versions
+        self.shown, self.path, self.is_split = shown, path, is_split
         self.steps: list[dict[str, Any]] = []
         self.tile = 0
         self.pending: dict[FrameType, source.Statement | None] = {}
-        self.last: Any = None  # what s was when it was a step
 
     def enter(self, frame: FrameType, event: str, _: Any) -> Any:
         """Python's trace function: which functions are watched line by line."""
         code = frame.f_code
-        if code.co_name in STEPS and self.versions in code.co_filename:
+        if code.co_name in STEPS and code.co_filename == self.path:
             return self.follow
         return None
 
@@ -92,19 +79,18 @@ class Watch(Moved):
             return
         what, names = step
         if what == "scores":
-            if found["s"] is self.last:
-                return  # an option that is off
             what = "mask" if statement.number else "scores"
-            self.last = found["s"]
-        elif statement.number:  # what only an option changes
+        elif statement.number:  # a state that is carried on
             return
+        if what == "store O" and self.is_split:
+            what = "store partial"
         if what == "load Q":
             self.tile = number(found["tile"])
         program, split, _ = here.program.ids
         self.steps.append(
             {
                 "what": what,
-                "line": source.line_of(statement, self.shown),
+                "line": self.shown.lines[statement.line],
                 "program": program,
                 "split": split,
                 "tile": self.tile if what != "combine" else program,
@@ -138,7 +124,7 @@ def record(
     block_q: int,
     block_kv: int,
 ) -> dict[str, Any]:
-    """Run a version's portable forward and write down its steps.
+    """Run the forward of a lesson and write down its steps.
 
     Args:
         name: "fa1", "fa2", or "fa2-split" with two splits of the keys.
@@ -152,18 +138,19 @@ def record(
     Returns:
         steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
     """
-    version, _, split = name.partition("-")
-    module = forward_of(version)
-    splits = (2 if split else 1) if version == "fa2" else None
-    request = make_request(q, k, v, causal=causal, num_splits=splits)
-    shown = source.text(name, causal, q.shape[3])
-    watch = Watch(shown, "flash_versions/versions")
-    whole = patch.object(module, "decodes", lambda request: False, create=True)
-    with whole, unchecked(), watch.running():
-        o, lse, _ = module.forward(request, config_of(block_q, block_kv))
+    lesson, _, split = name.partition("-")
+    module = importlib.import_module(f"flash_versions.lessons.{lesson}")
+    path = str(module.__file__)
+    shown = source.shown(Path(path), () if split else ("share_of_keys", "combine"))
+    watch = Watch(shown, path, bool(split))
+    config_of(block_q, block_kv)  # refuses what is no power of two
+    tiles = patch.object(module, "choose_tile", lambda q: (block_q, block_kv, 4, 1))
+    splits = {"splits": 2} if split else {}
+    with tiles, unchecked(), watch.running():
+        o, lse = module.forward(make_request(q, k, v, causal=causal), **splits)
     for step in watch.steps:
         if step["what"] in ("store O", "combine"):
             first = step["tile"] * (1 if step["what"] == "combine" else block_q)
             rows = 1 if step["what"] == "combine" else block_q
             step["set"]["o"] = o[0, first : first + rows, 0].float().numpy()
-    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}
+    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown.text}

@@ -16,8 +16,7 @@ from PIL import Image as Picture
 
 import lessons
 from flash_versions import VERSIONS, attention_reference
-from flash_versions.diff import plain_source
-from flash_versions.diff.files import ROOT
+from flash_versions.diff import code_of
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import measurements
@@ -227,7 +226,7 @@ def test_sources_are_those_of_the_package(displayed):
         page = displayed[-1]
         title, _, *lines = page["text/plain"].splitlines()
         path, line = re.fullmatch(r"flash_versions/(\S+), line (\d+)", title).groups()
-        text = (ROOT / path).read_text().splitlines()[int(line) - 1 :]
+        text = (source.ROOT / path).read_text().splitlines()[int(line) - 1 :]
         assert lines[0] == text[0] == "@triton.jit" and "def fold_block(" in lines
         kept = [x for x in text[: len(lines) + 1] if docstring or '"""' not in x]
         assert lines == kept[: len(lines)]
@@ -235,16 +234,16 @@ def test_sources_are_those_of_the_package(displayed):
         assert "<span" in page["text/html"]
 
 
-def test_changes_are_those_of_plain_kernels(displayed):
+def test_changes_are_those_of_the_lessons(displayed):
     """Without the options of the API, also of the backward."""
     for options in ({}, {"file": "backward.py"}):
         name = "fold_queries" if options else "fold_block"
         lessons.changes("fa1", "fa2", name, context=99, **options)
         lines = displayed[-1]["text/plain"].splitlines()[3:]
         for sign, version in (("-", "fa1"), ("+", "fa2")):
-            source = plain_source(version, backward=bool(options))
+            text = "\n".join(code_of(version + "-backward" * bool(options)))
             kept = [line[1:].rstrip() for line in lines if line[:1] in (sign, " ")]
-            assert "\n".join(kept) in source and f"def {name}(" in "\n".join(kept)
+            assert "\n".join(kept) in text and f"def {name}(" in "\n".join(kept)
         assert "alibi" not in "".join(lines)
     lessons.changes("fa2", "fa3", "softmax_step")
     assert displayed[-1]["text/plain"] == "softmax_step has not changed"

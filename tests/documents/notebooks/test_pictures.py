@@ -1,6 +1,7 @@
 """The walkthroughs' pictures show what the kernels do, what was measured, and what was computed."""
 
 import importlib
+import inspect
 import itertools
 import math
 import random
@@ -12,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from flash_versions.bench.results import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.lessons import fa3_hopper
 from flash_versions.plot.figures import digest
 from flash_versions.simulator.rebind import Watcher, rebound
 from flash_versions.simulator.state import here
@@ -210,11 +211,9 @@ def test_the_simulator_is_good_to_ten_percent():
 
 def test_lines_are_those_of_the_kernel():
     """In their order; each is explained."""
-    path = ROOT / "flash_versions/versions/fa3/hopper/forward.py"
-    body = path.read_text().partition("def attend(")[2].partition("def attend_in_order")[0]
-    written = iter(body[body.index("for place in") :].splitlines())
-    lines = [line.strip() for line in attend.loop() if "fold_scores(" not in line]
-    assert all(any(line == other.strip() for other in written) for line in lines)
+    source = inspect.getsource(fa3_hopper.fold_block.fn).rpartition('"""')[2]
+    lines = [line.strip() for line in attend.loop()]
+    assert lines == [line.strip() for line in source.splitlines() if line]
     assert {line.strip() for line in attend.loop()} == set(attend.LINES)
     assert all(f"`{line}`".replace("|", "\\|") in attend.explained() for line in attend.LINES)
 

@@ -28,8 +28,7 @@ def recorded(name):
 
 def request_of(name):
     call = command.CALLS[name]
-    splits = {"fa2": 1, "fa2-split": 2}.get(name)
-    return make_request(*command.inputs(call), causal=call.causal, num_splits=splits)
+    return make_request(*command.inputs(call), causal=call.causal)
 
 
 # Recordings
@@ -38,7 +37,7 @@ def request_of(name):
 @pytest.mark.parametrize("name", command.CALLS)
 def test_results_are_right(name):
     """Those that are recorded, by the fp64 oracle; and the rows of O that the steps show."""
-    found, request = recorded(name), request_of(name)._replace(num_splits=None)
+    found, request = recorded(name), request_of(name)
     results = {"o": found["o"][None, :, None], "lse": found["lse"][None, None]}
     for what, accuracy in assess_request(results, request).items():
         assert accuracy.ok, f"{what}: {accuracy}"
@@ -56,8 +55,9 @@ def test_results_are_right(name):
 
 
 def visited(call, rows):
-    """(tile, number of KV blocks that it sees) of a causal call of as many keys as queries."""
-    return [(first, -(-(first + rows) // call.block_kv)) for first in range(0, call.queries, rows)]
+    """(tile, number of KV blocks that it sees) of a causal call."""
+    ends = {x: x + rows + call.keys - call.queries for x in range(0, call.queries, rows)}
+    return [(first, -(-end // call.block_kv)) for first, end in ends.items()]
 
 
 @pytest.mark.parametrize("name", command.KERNELS)
@@ -70,10 +70,8 @@ def test_bytes_are_those_of_the_schedule(name):
     blocks = sum(number for _, number in tiles)
     read = splits * length * row + 2 * blocks * call.block_kv * row
     written = length * (row + 4)
-    if name == "fa1":
-        written += 2 * 4 * length
-    if splits == 2:  # acc, m and l in fp32, written by the splits and read by the combination
-        partial = splits * length * (4 * call.head_dim + 8)
+    if splits == 2:  # o and LSE in fp32, written by the splits and read by the combination
+        partial = splits * length * (4 * call.head_dim + 4)
         read, written = read + partial, written + partial
     assert (last["read"], last["written"]) == (read, written)
 
@@ -197,7 +195,7 @@ def test_a_reader_steps(browser, addresses):  # noqa: F811
         browser.get_log("browser")
         press(browser, "ARROW_RIGHT", 20)
         assert step_of(browser) == [21]
-        assert "step 21 of 122" in browser.find_element("id", "count").text
+        assert "step 21 of 114" in browser.find_element("id", "count").text
         now = browser.find_element("css selector", "pre .now").text.strip()
         assert now == browser.find_element("css selector", ".line").text
         press(browser, "ARROW_LEFT")
@@ -222,23 +220,11 @@ def test_links_name_a_moment(browser):  # noqa: F811
     open_page(browser, PAGE.as_uri(), "#version=fa2&step=7")
     assert step_of(browser) == [7]
     assert browser.find_element("css selector", ".panel").get_attribute("data-version") == "fa2"
-    open_page(browser, PAGE.as_uri(), "#version=fa1&step=122&beside=fa2-split")
-    assert step_of(browser) == [122, len(recorded("fa2-split")["steps"])]
+    open_page(browser, PAGE.as_uri(), "#version=fa1&step=114&beside=fa2-split")
+    assert step_of(browser) == [114, len(recorded("fa2-split")["steps"])]
     browser.execute_script("location.hash = '#version=fa2&step=100000'")
     wait_for(browser, "return document.querySelectorAll('.panel').length == 1")
     assert step_of(browser) == [len(recorded("fa2")["steps"])]
     browser.execute_script("location.hash = '#version=gone'")
     wait_for(browser, "return !!document.querySelector('.error')")
     assert 'no recording "gone"' in browser.find_element("css selector", ".error").text
-
-
-@pytest.mark.slow
-def test_what_the_backward_needs(browser):  # noqa: F811
-    """FA1's backward takes the maximum and the sum of each row, FA2's the LSE alone."""
-    for name, needed in (("fa1", {"store m", "store l"}), ("fa2", {"store LSE"})):
-        said = {}
-        for number, step in enumerate(recorded(name)["steps"], 1):
-            if step["what"].startswith("store") and step["tile"] == 0:
-                open_page(browser, PAGE.as_uri(), f"#version={name}&step={number}")
-                said[step["what"]] = browser.find_element("css selector", ".said").text
-        assert {what for what, words in said.items() if "backward needs" in words} == needed

@@ -3,8 +3,8 @@
     attend.beside_time()  the lines beside two iterations of one consumer, simulated
     attend.explained()    the lines and what each of them does, as a table
 
-The lines are those of `attend` in flash_versions/versions/fa3/hopper/forward.py, as a causal call
-without options runs it. A line that is not in `LINES` is an error.
+The lines are those of `fold_block` in flash_versions/lessons/fa3_hopper.py. A line that is not in
+`LINES` is an error.
 """
 
 from collections.abc import Iterator
@@ -42,77 +42,57 @@ class Line(NamedTuple):
     product: str = ""
 
 
-MASK = "Only a block that the causal mask cuts is masked; `problem.CUT` is a constant."
 LINES = {
-    "for place in range(end - 2, begin - 1, -1):": Line(
-        "Walks from the last block but one to the first. The last block, on the diagonal, was done "
-        "before the loop."
+    "before, stage = stage, stage.next()": Line(
+        "`stage` says in which slot of a ring a block is. `before` keeps the slot of the previous "
+        "block, whose V is still needed. After the last slot comes the first one again, with the "
+        "other phase."
     ),
-    "entry = problem.entry(place)": Line(
-        "What is at this place: the block with this number. With an interval mask it is an entry "
-        "of a list, which has flags, too."
-    ),
-    "block = problem.block_of(entry)": Line("The number of the block, without flags."),
-    "before = stage": Line(
-        "`stage` says in which slot of the pipeline a block is. `before` keeps the slot of the "
-        "previous iteration's block, whose V is still needed."
-    ),
-    "stage = stage.next()": Line(
-        "The next slot. After the last slot comes the first one again, with the other phase."
-    ),
-    "buffers.k.wait(stage)": Line(
-        "Waits until the copy of this block's K has landed.", ("is", "K")
-    ),
-    "named_barrier_sync(CONSUMER)": Line(
+    "rings.k.wait(stage)": Line("Waits until the copy of this block's K has landed.", ("is", "K")),
+    "pipeline.named_barrier_sync(CONSUMER)  # wait for the turn": Line(
         "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
     ),
-    "s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)": Line(
+    "s_token = multiply_qk(q_tile, rings.k.tile(stage))": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
-        "issued; the product may not be finished. S is summed up in fp32; of inputs that are "
-        "quantised to 8 bits, in fp16.",
+        "issued; the product may not be finished.",
         product="S",
     ),
-    "buffers.v.wait(before)": Line(
+    "rings.v.wait(before)": Line(
         "Waits until the copy of the previous block's V has landed.", ("is", "V")
     ),
-    "acc_token = multiply_pv(p, buffers.v.tile(before), acc)": Line(
+    "acc_token = multiply_pv(p, rings.v.tile(before), acc)": Line(
         "Issues acc + P V of the previous block, and goes on at once.", product="PV"
     ),
-    "named_barrier_arrive(CONSUMER, schedule.CONSUMERS)": Line(
+    "pipeline.named_barrier_arrive(CONSUMER, 2)  # give the turn away": Line(
         "Ping-pong: now the other consumer may issue its products."
     ),
-    "s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])": Line(
+    "s = hopper.warpgroup_mma_wait(1, deps=[s_token])": Line(
         "Waits until at most **one** issued product is unfinished. Products finish in the order in "
-        "which they were issued, so S is there, and P V may still be running. `acc.PANELS` is 1 at "
-        "head_dim 64, 128 and 256. At 192 it is 2: P V is two products, 128 and 64 dims wide.",
+        "which they were issued, so S is there, and P V may still be running.",
         ("done", "S"),
     ),
-    "buffers.k.release(stage)": Line(
+    "rings.k.release(stage)": Line(
         "Arrives at the slot's `empty` barrier: this consumer has read K."
     ),
-    "if problem.CUT:": Line(MASK),
-    "if (block >= full_end) | (block < full_begin):": Line(""),
-    "s = problem.masked(s, query, block)": Line(""),
-    "p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)": Line(
-        "The online softmax of this block, as in FA2's `softmax_step`. `fold_scores` keeps a row's "
-        "sum in four parts, one for each thread that shares the row. For 8-bit inputs it also "
-        "applies their scales.",
-        work=("softmax", "exp"),
+    "if block >= tile.full_end:": Line("Only a block that the causal mask cuts is masked."),
+    "s = masked(s, block, last_key)": Line(""),
+    "p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale)": Line(
+        "The online softmax of this block, as in FA2.", work=("softmax", "exp")
     ),
-    "acc = acc.wait(acc_token)": Line(
+    "acc = hopper.warpgroup_mma_wait(0, deps=[acc_token])": Line(
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
         ("done", "PV"),
     ),
-    "buffers.v.release(before)": Line("This consumer has read the previous block's V."),
-    "p = rounded(p, buffers.v.tile(stage), acc)": Line(
+    "rings.v.release(before)": Line("This consumer has read the previous block's V."),
+    "p = rounded(p, rings.v.tile(stage), acc)": Line(
         "`rounded` rounds P to V's type. P V reads P from registers, and each thread has the "
         "numbers that it has to contribute, so nothing moves.",
         work=("correct",),
     ),
-    "acc = acc.rescaled(alpha)": Line(
+    "return p, acc * per_row(alpha, acc)[:, None], row_max, row_sum, stage": Line(
         "Rescales acc. `alpha` has one number for each row. S and acc differ in width, so the "
-        "compiler has a layout for the rows of each, and alpha's is changed from one to the other. "
-        "Each thread has the same rows in both, so no data moves.",
+        "compiler has a layout for the rows of each, and `per_row` changes alpha's from one to the "
+        "other. Each thread has the same rows in both, so no data moves.",
         work=("correct",),
     ),
 }
@@ -120,18 +100,16 @@ LINES = {
 
 @cache
 def loop() -> tuple[str, ...]:
-    """The lines of the loop, without the indentation of the loop itself.
+    """The lines of `fold_block`, the body of the loop, without their indentation.
 
     Raises:
         ValueError: a line has no explanation here.
     """
-    _, text = find_plain("fa3-hopper", "forward.py", "attend")
-    start = next(i for i, line in enumerate(text) if line.strip().startswith("for place"))
-    depth = indent(text[start])
-    length = next(i for i, line in enumerate(text[start + 1 :], 1) if indent(line) <= depth)
-    found = tuple(line[depth:] for line in text[start : start + length])
+    _, text = find_plain("fa3-hopper", "forward.py", "fold_block")
+    start = next(i for i, line in enumerate(text) if line.startswith("):")) + 1
+    found = tuple(line[indent(text[start]) :] for line in text[start:])
     if unknown := [line for line in found if line.strip() not in LINES]:
-        raise ValueError(f"the loop of attend has a line that LINES does not have: {unknown[0]}")
+        raise ValueError(f"fold_block has a line that LINES does not have: {unknown[0]}")
     return found
 
 
