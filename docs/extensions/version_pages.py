@@ -12,7 +12,7 @@ ROOT = Path(flash_versions.__file__).parents[1]
 FOLDERS = ROOT / "flash_versions" / "versions"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FILE_FIRST = ("forward.py", "hopper/forward.py")
-HEADING = re.compile(r"^(Schedule|What .*(?:wasted|changes)\.|Cost\.|Sources?[.:])", re.MULTILINE)
+HEADING = re.compile(r"^(What .*wastes\.|The ideas?\.|Cost\.|Source:)", re.MULTILINE)
 
 
 def linked(text: str) -> str:
@@ -163,7 +163,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
     ]
     if notebook is not None:
         where.insert(0, f"[The walkthrough](../walkthroughs/{notebook}.ipynb)")
-    docstring = ast.get_docstring(ast.parse((FOLDERS / name / "forward.py").read_text())) or ""
+    docstring = ast.get_docstring(ast.parse(diff.path_of(name).read_text())) or ""
     baselines = ", ".join(f"`{baseline}`" for baseline in BASELINES)
     made = [
         f"# {version.title}\n",
@@ -172,7 +172,8 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
         f"Source\n:   {linked(sentence(version.source))}\n",
         f"Read on\n:   {'; '.join(where)}.\n",
         f'```python\no = attention(q, k, v, causal=True, version="{name}")\n```\n',
-        f"## The lesson\n\n{as_markdown(docstring)}\n",
+        f"## The lesson\n\nIt is one plain [file]({place(diff.path_of(name))}).\n\n"
+        f"{as_markdown(docstring)}\n",
         f"## The files\n\n{file_map(name)}",
     ]
     if before is None:

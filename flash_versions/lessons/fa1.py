@@ -37,9 +37,7 @@ TILES = {64: (128, 64, 4, 2), 128: (64, 64, 4, 3)}  # by head_dim, the fastest o
 
 @triton.jit
 def head_of(x, strides, sequence, head, length):
-    """A head of a (batch, length, heads, DIM) tensor: where its first row is, how far the next one
-    is from it, and how many there are.
-    """
+    """A head of a (batch, length, heads, DIM) tensor: its address, the stride of rows, length."""
     start = x + sequence.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2]
     return start, strides[1], length
 

@@ -17,7 +17,8 @@ The ideas.
         Q_1    [    ]  [ \\  ]               the diagonal down
         Q_2    [    ]  [    ]  [ \\  ]       dq_kernel: one program for each row
 
-Cost. Seven matrix products for each pair of blocks. Traffic is that of two forwards.
+Cost. Seven matrix products for each pair of blocks. Every block is masked here; the kernels of
+`flash_versions.versions.fa2` have loops without a mask, as the forward has.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691, Algorithm 2. There the blocks of keys add to
 dQ atomically; the second kernel in its place is what deterministic implementations do.
@@ -33,9 +34,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def head_of(x, strides, sequence, head, length):
-    """A head of a (batch, length, heads, DIM) tensor: where its first row is, how far the next one
-    is from it, and how many there are.
-    """
+    """A head of a (batch, length, heads, DIM) tensor: its address, the stride of rows, length."""
     start = x + sequence.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2]
     return start, strides[1], length
 

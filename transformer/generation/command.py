@@ -11,9 +11,7 @@ import torch
 
 import flash_versions
 
-ATTENTIONS = (
-    "auto", *flash_versions.BASELINES, *flash_versions.VERSIONS, *flash_versions.LESSONS
-)  # fmt: skip
+ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS, *flash_versions.LESSONS)
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
 
 

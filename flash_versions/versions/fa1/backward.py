@@ -1,36 +1,7 @@
 """FlashAttention 1, backward: the gradients without ever writing P or dS to memory.
 
-Plain attention keeps the (M, N) matrix P for its backward. FA1's forward keeps two numbers for each
-query, the maximum score m and the sum of exponentials l. The backward computes a tile of P again
-when it needs it: P_ij = exp(S_ij - m_i) / l_i. With S = scale Q K^T, O = P V and dO the gradient
-of O:
-
-    dV = P^T dO                 O_i = sum_j P_ij V_j: key j collects P_ij dO_i from every query
-    dP = dO V^T                 dP_ij = dO_i . V_j
-    dS = P * (dP - D)           the softmax: if S_ij grows by x, P_ij grows by P_ij x and all P_ik
-                                shrink by P_ik P_ij x: dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik)
-    dQ = scale dS K
-    dK = scale dS^T Q
-
-D_i = sum_k P_ik dP_ik is a sum over all keys, and one tile does not have all keys. But it equals
-a product of two rows that every tile has: sum_k P_ik (dO_i . V_k) = dO_i . sum_k P_ik V_k, which is
-dO_i . O_i. If S_ij grows by x, LSE_i grows by P_ij x: a gradient of the LSE is added to dP - D.
-
-Schedule: one program for each key head and sequence. The outer loop goes over KV blocks, whose dK
-and dV are summed in registers; the inner loop goes over query blocks, whose dQ is summed in memory.
-
-    program (batch, key head):  for j in KV blocks:
-                                    load K_j, V_j;  dK_j = dV_j = 0
-                                    for each query head of this key head:
-                                        for i in query blocks that see block j:
-                                            load Q_i, dO_i, O_i, m_i, l_i
-                                            D_i = rowsum(dO_i * O_i)
-                                            S = scale Q_i K_j^T, masked;  P = exp(S - m_i) / l_i
-                                            dV_j += P^T dO_i
-                                            dP = dO_i V_j^T;  dS = P * (dP - D_i)
-                                            dK_j += dS^T Q_i
-                                            load dQ_i;  dQ_i += scale dS K_j;  store dQ_i
-                                    store scale dK_j, dV_j
+`flash_versions/lessons/fa1_backward.py` derives them and draws the schedule. This kernel has the
+options of the forward, and computes P from its m and l: P_ij = exp(S_ij - m_i) / l_i.
 
 Cost: five matrix products for each pair of blocks; the forward has two. What it wastes: there are
 only as many programs as key heads, so only a large batch fills a GPU; for every KV block, all of dQ
@@ -108,21 +79,9 @@ def probabilities(s, row_max, row_sum):
 
 @triton.jit
 def fold_queries(
-    i,
-    dk,
-    dv,
-    k_tile,
-    v_tile,
-    k_pos,
-    queries,
-    rows,
-    offset,
-    kv_length,
-    window,
-    scale,
-    BLOCK_Q: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-):
+    i, dk, dv, k_tile, v_tile, k_pos, queries, rows, offset, kv_length, window, scale,
+    BLOCK_Q: tl.constexpr, HAS_DLSE: tl.constexpr
+):  # fmt: skip
     """Fold query block i into (dk, dv) of a KV block, dk without the scale; add to dq in memory."""
     q_pos = i * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q_tile = load_rows(queries.q, rows, q_pos, MASKED=True)
@@ -152,22 +111,9 @@ def fold_queries(
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(
-    queries,
-    k,
-    v,
-    dk_out,
-    dv_out,
-    sequences,
-    window,
-    q_length,
-    kv_length,
-    kv_heads,
-    scale,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-):
+    queries, k, v, dk_out, dv_out, sequences, window, q_length, kv_length, kv_heads, scale,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_DLSE: tl.constexpr
+):  # fmt: skip
     """One program per (key head, batch): it alone writes the gradients of its heads."""
     kv_head = tl.program_id(0) % kv_heads
     batch = tl.program_id(0) // kv_heads

@@ -1,32 +1,11 @@
 """FlashAttention 1, forward: attention without ever writing the score matrix to memory.
 
-Without the code for options: flash_versions/lessons/fa1.py
-
-Plain attention writes the (M, N) scores S = Q K^T to memory, reads them for the softmax, writes P
-and reads it again for P V: O(M N) bytes for O(M D) of input. But a softmax can be computed block by
-block. For each query, keep the maximum score m so far, the sum of exponentials l and the result o.
-When a block of scores S_j arrives, update them:
-
-    m_new = max(m, rowmax(S_j))                        P_j = exp(S_j - m_new)
-    l_new = exp(m - m_new) l + rowsum(P_j)
-    o_new = (exp(m - m_new) l o + P_j V_j) / l_new
-
-After each block, o is the attention over the keys so far. Scores exist in registers only. Each
-program reads K and V once, and writes its queries' o once.
-
-Schedule: one program for each query block, head and sequence; a loop over KV blocks.
-
-    program (batch, head, i):   load Q_i
-                                for j in KV blocks:
-                                    load K_j, V_j
-                                    S = Q_i K_j^T, masked
-                                    update o, m, l by S and V_j
-                                store O_i, m_i, l_i, LSE_i
+`flash_versions/lessons/fa1.py` explains it: tiles, the online softmax, and o normalised after each
+block. This kernel has more: windows, keys that begin and end where each sequence says, and head
+dims up to 256; and it writes m and l, from which the backward computes P, as in the paper.
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
-IO-Awareness", Algorithm 1, and Algorithm 2 for the mask. The paper's outer loop goes over KV blocks
-and reads and writes O in each of them; here the outer loop goes over query blocks, so that each row
-of O is written once. The update is the paper's: o is normalised after each block.
+IO-Awareness", Algorithm 1, and Algorithm 2 for the mask.
 """
 
 import torch
@@ -77,20 +56,9 @@ def softmax_step(s, row_max, row_sum):
 
 @triton.jit
 def fold_block(
-    j,
-    o,
-    row_max,
-    row_sum,
-    q_tile,
-    first_key,
-    last_key,
-    k,
-    v,
-    keys,
-    window,
-    scale,
-    BLOCK_KV: tl.constexpr,
-):
+    j, o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Update the state (o, row_max, row_sum) by KV block j; o stays normalised."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
@@ -106,21 +74,9 @@ def fold_block(
 
 @triton.jit
 def attend(
-    o,
-    row_max,
-    row_sum,
-    q_tile,
-    first_key,
-    last_key,
-    k,
-    v,
-    keys,
-    window,
-    scale,
-    begin,
-    end,
-    BLOCK_KV: tl.constexpr,
-):
+    o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Update the state of a query tile by KV blocks [begin, end): (o, row_max, row_sum), natural
     units.
     """
@@ -133,24 +89,10 @@ def attend(
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    row_max_out,
-    row_sum_out,
-    sequences,
-    window,
-    q_length,
-    kv_length,
-    heads,
-    tiles,
-    scale,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, k, v, o, lse_out, row_max_out, row_sum_out, sequences, window, q_length, kv_length, heads,
+    tiles, scale,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program for each query tile, head and sequence. Programs of a head have neighbouring
     numbers, so they run together and share K and V in L2.
     """

@@ -1,34 +1,11 @@
 """FlashAttention 2, backward: two kernels, in which no two programs write the same gradient.
 
-What FA1 wasted. One program for each head computes all pairs of blocks, so most of the GPU is idle.
-And for every pair, it reads and writes a block of dQ in memory.
+`flash_versions/lessons/fa2_backward.py` explains them. These kernels have every option, and more:
 
-What changes.
-* P is computed from the LSE alone: P = exp(S - LSE) needs neither m nor l.
-* delta_i = rowsum(dO_i * O_i) is computed once for each query, by a kernel of its own, and not once
-  for each pair of blocks. It includes a gradient of the LSE: dS = P * (dP - (delta - dLSE)).
-* One program for each KV block sums its dK and dV over all queries that see it, in registers. One
-  program for each query tile sums its dQ over all its keys. So S and dP are computed twice, seven
-  products in the place of five. In return, no two programs add to the same address: there are no
-  atomics, and every run gives the same bits.
+* delta_i = rowsum(dO_i * O_i) includes a gradient of the LSE: dS = P * (dP - (delta - dLSE)).
 * As in the forward, blocks that all queries see completely need no mask. A key is seen by a range
-  of queries, as a query sees a range of keys. The query heads of a key head are rows of one tile,
-  so the products sum over the group.
-
-    delta program:              delta = rowsum(dO * O) - dLSE
-
-    dK, dV program (KV tile):   load K, V tile
-                                for i in the query blocks that see it:
-                                    S^T = K Q_i^T          P^T = 2^(S^T - LSE_i)
-                                    dV += P^T dO_i         dP^T = V dO_i^T
-                                    dS^T = P^T * (dP^T - delta_i)
-                                    dK += dS^T Q_i
-                                store scale dK, dV
-
-    dQ program (query tile):    load Q, dO, LSE, delta tile
-                                for j in the KV blocks that it sees:
-                                    S = Q K_j^T, P, dP = dO V_j^T, dS;  dQ += dS K_j
-                                store scale dQ
+  of queries, as a query sees a range of keys.
+* The query heads of a key head are rows of one tile, so the products sum over the group.
 
 Source: Dao 2023, "FlashAttention-2", Algorithm 2, which adds to dQ atomically from the KV blocks;
 the second kernel in its place is what deterministic implementations do.
@@ -107,26 +84,10 @@ def probabilities(s, lse, scale_log2):
 
 @triton.jit
 def fold_queries(
-    i,
-    dk,
-    dv,
-    k_tile,
-    v_tile,
-    k_pos,
-    q,
-    do,
-    lse,
-    delta,
-    sequence,
-    kv_heads,
-    rows,
-    keys,
-    window,
+    i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads, rows, keys, window,
     mods,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold query block i into (dk, dv) of a KV tile. Scores are transposed: (keys, queries)."""
     queries = place_queries(i, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
     rows = Rows(rows.batch, queries.head, rows.first, rows.length)
@@ -153,21 +114,9 @@ def fold_queries(
 
 @triton.jit
 def fold_keys(
-    j,
-    dq,
-    q_tile,
-    do_tile,
-    row_lse,
-    row_delta,
-    queries,
-    k,
-    v,
-    keys,
-    window,
-    mods,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+    BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into dq of a query tile."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED)
@@ -188,16 +137,9 @@ def fold_keys(
 
 @triton.jit(do_not_specialize=["q_length", "heads"])
 def delta_kernel(
-    do,
-    o,
-    lse,
-    dlse,
-    delta,
-    q_length,
-    heads,
-    HAS_DLSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    do, o, lse, dlse, delta, q_length, heads,
+    HAS_DLSE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """One program per block of rows, head and batch: delta = rowsum(dO * O) - dLSE, in fp32.
 
     0 for a query that sees no key: its P is 0, and its dLSE may well be NaN.
@@ -219,27 +161,10 @@ def delta_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def dkdv_kernel(
-    q,
-    k,
-    v,
-    do,
-    lse,
-    delta,
-    dk_out,
-    dv_out,
-    plan,
-    sequences,
-    window,
-    mods,
-    scale,
-    q_length,
-    kv_length,
-    kv_heads,
-    tiles,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, k, v, do, lse, delta, dk_out, dv_out, plan, sequences, window, mods, scale, q_length,
+    kv_length, kv_heads, tiles,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program per (KV tile, key head, sequence): the first tiles, which most see, first."""
     tile, sequence, rows, keys = find_tile(
         tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST=False
@@ -299,26 +224,10 @@ def dkdv_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def dq_kernel(
-    q,
-    k,
-    v,
-    do,
-    lse,
-    delta,
-    dq_out,
-    plan,
-    sequences,
-    window,
-    mods,
-    scale,
-    q_length,
-    kv_length,
-    kv_heads,
-    tiles,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, k, v, do, lse, delta, dq_out, plan, sequences, window, mods, scale, q_length, kv_length,
+    kv_heads, tiles,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program per (query tile, key head, sequence), laid out as in the forward."""
     LAST_FIRST: tl.constexpr = window.right is not None
     tile, sequence, rows, keys = find_tile(

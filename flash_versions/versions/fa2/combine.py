@@ -80,17 +80,9 @@ def slots_of(split, num_splits, batches, batch, head, q_pos, cut):
 
 @triton.jit(do_not_specialize=COUNTS)
 def combine_kernel(
-    partials,
-    o,
-    lse_out,
-    cut,
-    num_splits,
-    batches,
-    heads,
-    q_length,
-    BLOCK_SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    partials, o, lse_out, cut, num_splits, batches, heads, q_length,
+    BLOCK_SPLITS: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
     """One program per query row, of every share where there are shares; the splits are the rows of
     its tile.
     """

@@ -81,19 +81,9 @@ CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
 
 @triton.jit
 def fold_block(
-    j,
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    queries,
-    k,
-    v,
-    keys,
-    window,
-    mods,
-    BLOCK_KV: tl.constexpr,
-):
+    j, acc, row_max, row_sum, q_tile, queries, k, v, keys, window, mods,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
@@ -112,21 +102,9 @@ def fold_block(
 
 @triton.jit
 def attend(
-    begin,
-    end,
-    is_first,
-    q,
-    k,
-    v,
-    rows,
-    keys,
-    queries,
-    sequences,
-    window,
-    mods,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    begin, end, is_first, q, k, v, rows, keys, queries, sequences, window, mods,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """What the queries of a key head see in KV blocks [begin, end), and if these are the first in
     the sink: (acc, row_max, row_sum).
     """
@@ -174,26 +152,11 @@ def share_of(split, num_splits, begin, end):
 
 @triton.jit(do_not_specialize=COUNTS)
 def decode_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    partials,
-    sequences,
-    window,
-    mods,
-    q_length,
-    kv_length,
-    slots,
-    kv_heads,
+    q, k, v, o, lse_out, partials, sequences, window, mods, q_length, kv_length, slots, kv_heads,
     num_splits,
-    GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    OVERLAP: tl.constexpr
+):  # fmt: skip
     """One program per (key head, sequence) and split; its tile has all query rows of the head."""
     if OVERLAP:
         gdc_launch_dependents()

@@ -94,21 +94,9 @@ MEASURED = {  # by head_dim, the fastest on an H200
 
 @triton.jit
 def fold_block(
-    j,
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    queries,
-    k,
-    v,
-    sequences,
-    keys,
-    window,
-    mods,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+    BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     keys = rows_in_pages(sequences, keys, k_pos)
@@ -128,23 +116,10 @@ def fold_block(
 
 @triton.jit
 def attend(
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    queries,
-    k,
-    v,
-    sequences,
-    keys,
-    window,
-    mods,
-    begin,
-    full_begin,
-    full_end,
-    end,
-    BLOCK_KV: tl.constexpr,
-):
+    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, begin, full_begin,
+    full_end, end,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
 
     Blocks outside [full_begin, full_end) are masked.
@@ -170,22 +145,10 @@ def attend(
 
 @triton.jit
 def attend_listed(
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    queries,
-    k,
-    v,
-    sequences,
-    keys,
-    window,
-    mods,
-    tile,
-    split,
+    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, tile, split,
     num_splits,
-    BLOCK_KV: tl.constexpr,
-):
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """The same with one split of the blocks that an interval mask leaves of a tile."""
     line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
     blocks_per_split = tl.cdiv(all_blocks, num_splits)
@@ -206,28 +169,10 @@ def attend_listed(
 
 @triton.jit
 def forward_tile(
-    tile,
-    split,
-    sequence,
-    rows,
-    keys,
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    partials,
-    sequences,
-    window,
-    mods,
-    slots,
-    kv_heads,
-    num_splits,
-    GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
+    slots, kv_heads, num_splits,
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Compute and store one split of a tile, whose rows and keys are those of a key head."""
     queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
     rows = Rows(rows.batch, queries.head, rows.first, rows.length)
@@ -272,27 +217,10 @@ def forward_tile(
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    partials,
-    plan,
-    sequences,
-    window,
-    mods,
-    q_length,
-    kv_length,
-    slots,
-    kv_heads,
-    tiles,
-    num_splits,
-    GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
+    kv_heads, tiles, num_splits,
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program per (query tile, key head, sequence) and split."""
     LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
     tile, sequence, rows, keys = find_tile(

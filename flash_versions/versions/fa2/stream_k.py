@@ -65,18 +65,9 @@ WARPS = 8  # for so many a multiprocessor has all the registers that they can as
 
 @triton.jit
 def find_share(
-    share,
-    shares,
-    batch,
-    sequences,
-    window,
-    q_length,
-    kv_length,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    BATCH: tl.constexpr,
-):
+    share, shares, batch, sequences, window, q_length, kv_length,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, BATCH: tl.constexpr
+):  # fmt: skip
     """The blocks [begin, end) of a share, the first sequence of the share and the block with which
     it begins, its start; and how many blocks a share has, which the first `longer` shares have one
     more than.
@@ -105,27 +96,11 @@ def share_with(block, blocks, longer):
 
 @triton.jit(do_not_specialize=COUNTS)
 def shares_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    partials,
-    cut,
-    sequences,
-    window,
-    mods,
-    q_length,
-    kv_length,
-    batch,
-    kv_heads,
-    shares,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    BATCH: tl.constexpr,
-):
+    q, k, v, o, lse_out, partials, cut, sequences, window, mods, q_length, kv_length, batch,
+    kv_heads, shares,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, OVERLAP: tl.constexpr,
+    BATCH: tl.constexpr
+):  # fmt: skip
     """One program per key head and share.
 
     The partial result of a share's sequence goes to slot 2 * share of the workspace, or to the next

@@ -86,19 +86,9 @@ def load_rows(desc, rows, index):
 
 @triton.jit
 def fold_block(
-    j,
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    last_key,
-    k,
-    v,
-    keys,
-    scale_log2,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2,
+    BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, j * BLOCK_KV)
@@ -137,23 +127,9 @@ def tile_at(place, q_length, kv_length, heads, tiles, window, GROUP: tl.constexp
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    window,
-    scale_log2,
-    q_length,
-    kv_length,
-    heads,
-    tiles,
-    total,
-    section,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, k, v, o, lse_out, window, scale_log2, q_length, kv_length, heads, tiles, total, section,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program per (query tile, query head, sequence)."""
     place = heavy_first(tl.program_id(0), tiles, total, section)
     tile, rows, keys = tile_at(place, q_length, kv_length, heads, tiles, window, GROUP)

@@ -88,20 +88,9 @@ class Rule(NamedTuple):
 
 @triton.jit
 def fold_block(
-    j,
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    last_key,
-    k,
-    v,
-    keys,
-    scale_log2,
-    rule,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, rule,
+    BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, j * BLOCK_KV)
@@ -140,24 +129,10 @@ def rescale(acc, alpha, rule, MASKED: tl.constexpr):
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    window,
-    scale_log2,
-    rule,
-    q_length,
-    kv_length,
-    heads,
-    tiles,
-    total,
+    q, k, v, o, lse_out, window, scale_log2, rule, q_length, kv_length, heads, tiles, total,
     section,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """One program per (query tile, query head, sequence), which folds the last block first."""
     place = heavy_first(tl.program_id(0), tiles, total, section)
     tile, rows, keys = tile_at(place, q_length, kv_length, heads, tiles, window, GROUP)

@@ -99,16 +99,9 @@ def load_tile(view, rows, index, HADAMARD: tl.constexpr):
 
 @triton.jit
 def scaled(
-    x,
-    scale,
-    reference,
-    rows,
-    tile,
-    BLOCK: tl.constexpr,
-    MEASURE: tl.constexpr,
-    WRITE: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    x, scale, reference, rows, tile,
+    BLOCK: tl.constexpr, MEASURE: tl.constexpr, WRITE: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
     """A tile divided by its scales, one for every BLOCK rows of the rows that are to have one.
 
     With MEASURE, a block's largest finite magnitude becomes LIMIT, and the scale is written down;
@@ -137,19 +130,10 @@ def scaled(
 
 @triton.jit
 def quantize_rows(
-    x_view,
-    out,
-    scale,
-    rows,
-    total,
-    tile,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HADAMARD: tl.constexpr,
-    MEASURE: tl.constexpr,
-    WRITE: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    x_view, out, scale, rows, total, tile,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, HADAMARD: tl.constexpr, MEASURE: tl.constexpr,
+    WRITE: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
     """Quantise a tile of Q or K; rows past the sequence's own end, up to the total, become 0."""
     index = tile * TILE + tl.arange(0, TILE)
     x = load_tile(x_view, rows, index, HADAMARD)
@@ -204,18 +188,9 @@ def store_values(out, rows, total, tile, x, DIM: tl.constexpr):
 
 @triton.jit
 def quantize_values(
-    v,
-    out,
-    scale,
-    reference,
-    rows,
-    total,
-    tile,
-    BLOCK: tl.constexpr,
-    MEASURE: tl.constexpr,
-    WRITE: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    v, out, scale, reference, rows, total, tile,
+    BLOCK: tl.constexpr, MEASURE: tl.constexpr, WRITE: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
     """Quantise a tile of V and transpose it; reference points to that of its head, or is None."""
     x = load_tile(v, rows, keys_of_tile(tile), False)
     scaled_rows = Rows(rows.batch, rows.head, rows.first, total)
@@ -242,27 +217,11 @@ def rows_of_keys(sequence, head, kv_lengths, kv_length):
 
 @triton.jit(do_not_specialize=COUNTS)
 def quantize_kernel(
-    inputs,
-    outputs,
-    scales,
-    reference,
-    kv_lengths,
-    q_length,
-    kv_length,
-    heads,
-    kv_heads,
-    q_tiles,
-    kv_tiles,
-    batch,
-    GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    HADAMARD: tl.constexpr,
-    MEASURE: tl.constexpr,
-    WRITE: tl.constexpr,
-    FACTOR_LIMIT: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    inputs, outputs, scales, reference, kv_lengths, q_length, kv_length, heads, kv_heads, q_tiles,
+    kv_tiles, batch,
+    GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, HADAMARD: tl.constexpr,
+    MEASURE: tl.constexpr, WRITE: tl.constexpr, FACTOR_LIMIT: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
     """A tile of V, K or Q for each program; V's, which take longest, come first.
 
     MEASURE computes the scales, WRITE writes the 8-bit tensors: both in one pass if every block has

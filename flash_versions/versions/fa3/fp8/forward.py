@@ -102,24 +102,10 @@ def softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
 
 @triton.jit
 def fold_block(
-    j,
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    q_scale,
-    queries,
-    k,
-    k_scale,
-    v,
-    v_scale,
-    reference,
-    keys,
-    window,
-    mods,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
+    window, mods,
+    BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     scale = q_scale * load_scale(k_scale, keys, j * BLOCK_KV // KEYS_PER_SCALE)
@@ -150,26 +136,10 @@ def fold_block(
 
 @triton.jit
 def attend(
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    q_scale,
-    queries,
-    k,
-    k_scale,
-    v,
-    v_scale,
-    reference,
-    keys,
-    window,
-    mods,
-    begin,
-    full_begin,
-    full_end,
-    end,
-    BLOCK_KV: tl.constexpr,
-):
+    acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
+    window, mods, begin, full_begin, full_end, end,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
 
     Blocks outside [full_begin, full_end) are masked.
@@ -195,29 +165,11 @@ def attend(
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q,
-    q_scale,
-    k,
-    k_scale,
-    v,
-    v_scale,
-    v_reference,
-    o,
-    lse_out,
-    sequences,
-    window,
-    mods,
-    q_length,
-    kv_length,
-    heads,
-    tiles,
-    total,
-    section,
-    GROUP: tl.constexpr,
-    HEADS_PER_Q_SCALE: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    q, q_scale, k, k_scale, v, v_scale, v_reference, o, lse_out, sequences, window, mods, q_length,
+    kv_length, heads, tiles, total, section,
+    GROUP: tl.constexpr, HEADS_PER_Q_SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """Each program computes and stores one (query tile, query head, sequence)."""
     LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
     place = heavy_first(tl.program_id(0), tiles, total, section)
