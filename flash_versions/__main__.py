@@ -15,7 +15,7 @@ NEXT = """\
   python -m transformer.generate             a small model answers through these kernels
   make lab                                   notebooks that explain them, from plain attention on
   make puzzles                               kernels to write yourself, each checked in seconds
-  python -m flash_versions.diff fa1 fa2      what changes from one version to the next
+  python -m flash_versions.diff fa1 fa2      what changes from one lesson to the next
   python -m flash_versions.mine new          an attention of your own, in one file
   make test                                  every version against the fp64 oracle
 """

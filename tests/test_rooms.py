@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "flash_versions.integrations.hub": "dispatch versions.api versions.masks flash_attn",
     **dict.fromkeys(
         [f"flash_versions.{room}" for room in LABORATORY],
-        f". dispatch files simulator versions flash_attn integrations {' '.join(LABORATORY)}",
+        ". dispatch files lessons simulator versions flash_attn integrations "
+        + " ".join(LABORATORY),
     ),
     "transformer": ". model generation tasks training rl",
     "transformer.model": ".",

@@ -13,10 +13,10 @@ the sum of exponentials l and the output o. A block of scores S_j changes them a
 
 After each block, o is the attention over the keys so far, and S_j can be forgotten.
 
-             K_0 V_0   K_1 V_1   K_2 V_2
-      Q_0    [ see  \\ ]                        One program for each row of blocks: it walks from
-      Q_1    [  see   ][ see  \\ ]              left to right, with o, m and l in registers. With a
-      Q_2    [  see   ][  see   ][ see  \\ ]    causal mask it ends at the diagonal.
+             K_0 V_0   K_1 V_1   K_2 V_2       One program for each row of blocks. It walks from
+      Q_0    [ cut ]                           left to right, with o, m and l in registers, and
+      Q_1    [ all ]   [ cut ]                 with a causal mask it ends at the diagonal, where
+      Q_2    [ all ]   [ all ]   [ cut ]       the mask cuts a block.
 
 Cost. Each program reads Q, and K and V up to the diagonal, and writes O once: O(M N D / BLOCK_Q)
 bytes, most of which the L2 cache serves. The products take 4 M N D operations, as before.

@@ -13,18 +13,21 @@ The ideas.
   one exp2.
 * Two loops. Blocks that all queries of the tile see need no mask, not even at the loads.
 * Heavy tiles first. The last queries of a causal head see the most keys, so they begin.
-* Split-KV. With few queries, several programs share the keys of a tile; `combine` puts
-  their results together. It is at the end of this file.
+* Split-KV. With few queries, several programs share the keys of a tile, and `combine` makes one
+  result of theirs. This is at the end of the file.
 
-              <- full_end ->  end             one tile of queries: no mask, mask
-          [        ][        ][ \\    ]        FA1 masks all three blocks
+             K_0 V_0   K_1 V_1   K_2 V_2
+      Q_2    [ all ]   [ all ]   [ cut ]       The loop to full_end has no mask; that to end has.
+                               |         |     FA1 masks all three blocks.
+                            full_end    end
 
 Cost. Traffic and products are FA1's. Between the products, an element of a block of scores takes
 a maximum, a multiply-add, an exponential and an addition, and an element of o one multiplication.
 
 Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 Partitioning", arXiv:2307.08691, Algorithm 1. Split-KV is Flash-Decoding (Dao, Haziza, Massa, Sizov
-2023). `fa2_backward` has the gradients.
+2023). `fa2_backward` has the gradients. `flash_versions/versions/fa2/forward.py` also packs the
+query heads of a key head into one tile, so that K and V are read once for all of them.
 """
 
 import torch

@@ -12,10 +12,10 @@ The ideas.
   twice, so there are seven products for a pair of blocks in the place of five. In return, no two
   programs add to the same number: nothing is atomic, and every run gives the same bits.
 
-                K_0     K_1     K_2
-        Q_0    [ \\  ]                       dkdv_kernel: one program for each column; it walks from
-        Q_1    [    ]  [ \\  ]               the diagonal down
-        Q_2    [    ]  [    ]  [ \\  ]       dq_kernel: one program for each row
+             K_0 V_0   K_1 V_1   K_2 V_2
+      Q_0    [ cut ]                           dkdv_kernel: one program for each column, which
+      Q_1    [ all ]   [ cut ]                 walks from the diagonal down;
+      Q_2    [ all ]   [ all ]   [ cut ]       dq_kernel: one for each row, as in the forward
 
 Cost. Seven matrix products for each pair of blocks. Every block is masked here; the kernels of
 `flash_versions.versions.fa2` have loops without a mask, as the forward has.

@@ -16,7 +16,8 @@ from flash_versions.bench.suites import SUITES
 from flash_versions.checker import command
 from flash_versions.checker.command import say, write_new
 from flash_versions.dispatch.extras import triton_missing
-from flash_versions.dispatch.version import VERSIONS
+from flash_versions.dispatch.version import VERSIONS, Version
+from flash_versions.lessons import LESSONS
 from flash_versions.mine.check import START, Outcome, check, last_word
 from flash_versions.mine.summary import common_property
 from flash_versions.versions.from_file import load_version
@@ -38,11 +39,16 @@ def run_new(options: argparse.Namespace) -> int:
     return 0
 
 
+def named(file: Path) -> Version:
+    """The version in a file, or a lesson by its name, such as "lesson-fa2"."""
+    return LESSONS.get(str(file)) or load_version(file)
+
+
 def run_check(options: argparse.Namespace) -> int:
     """Try all cases; 1 if a result is wrong."""
     right: list[Outcome] = []
     wrong: list[Outcome] = []
-    version, refused = load_version(options.file), 0
+    version, refused = named(options.file), 0
     for outcome in check(version):
         if outcome.faults is None:
             refused += 1
@@ -78,7 +84,7 @@ def run_bench(options: argparse.Namespace) -> int:
     The version is added to those of this process, so it takes its turn with them, on the same
     inputs; it is timed only if its output is within its error budget.
     """
-    version = load_version(options.file)
+    version = named(options.file)
     if not torch.cuda.is_available():
         raise ValueError(
             "no GPU was found, and bench measures times; inspect ranks kernels without one."

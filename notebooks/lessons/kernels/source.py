@@ -34,6 +34,7 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
     path, (lines, first) = Path(inspect.getfile(plain)), inspect.getsourcelines(plain)
     if not docstring:
         lines = lines_without_docstring(path, plain.__name__) or lines
+    lines = [line.replace("  # fmt: skip", "") for line in lines]
     where = path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path.name
     title = f"{where}, line {first}"
     display_text(f"<code>{html.escape(title)}</code>\n{coloured(lines)}", [title, "", *lines])

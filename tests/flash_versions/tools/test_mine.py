@@ -13,11 +13,13 @@ import flash_versions
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
+from flash_versions.lessons import file_of
 from flash_versions.mine import command, rank, start
 from flash_versions.mine.check import check, find_faults, last_word
 from flash_versions.versions.oracle.suite import CASES, Case
 
 TEXT = Path(start.__file__).read_text()
+LESSON = str(file_of("fa2"))
 LINE = next(i for i, line in enumerate(TEXT.splitlines(), 1) if "k_tile.T" in line)
 GROUPED = Case("", 50, 70, heads=6, kv_heads=2, causal=True)
 FULL = Case("", 20, 70, heads=2)
@@ -119,6 +121,14 @@ def test_the_worst_element_is_named(tmp_path):
     assert "1 of 2560 elements are wrong, in o[0, 3, 1, 5]" in faults[0]
     value, right = re.match(r"o\[0, 3, 1, 5\] is (\S+), and (\S+) is right", faults[0]).groups()
     assert abs(float(value) - float(right) - 7) < 1e-3
+
+
+@pytest.mark.parametrize("version", ["lesson-fa2", LESSON])
+def test_a_lesson_is_checked_as_a_file_is(version, capsys, monkeypatch):
+    """By its name, or by its file: every case that it takes."""
+    monkeypatch.setattr(command, "check", lambda version: islice(check(version), 16))
+    assert command.main(["check", version]) == 0
+    assert re.search(r"(\d+) of \1 cases are right", capsys.readouterr().out)
 
 
 BACKWARD = """

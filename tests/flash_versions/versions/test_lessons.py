@@ -14,6 +14,7 @@ from flash_versions.lessons import BACKWARDS, FORWARDS, LESSONS, check, fa2, loa
 from flash_versions.versions.oracle.suite import Case
 from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_right
 from tests.helpers.rotation import pairwise
+from tests.simulator.gluon.orders import in_every_order
 
 EVERYTHING = [
     pytest.param(version, case, dtype, id=f"{version}-{case.name}")
@@ -88,6 +89,15 @@ def test_it_compiles_for_hopper(name):
         assert kernel.code.metadata.shared <= ARCHES["sm_90"].shared_memory
         assert "wgmma.mma_async" in kernel.code.asm["ptx"]
         assert kernel.kernel != "forward_kernel" or kernel.assembly.spill_stores == 0
+
+
+@pytest.mark.parametrize("name", ["fa3_hopper", "fa4_hopper"])
+def test_partitions_may_run_in_any_order(name):
+    """Of several blocks and tiles, with the same bits in every order."""
+    case = Case("", 200, 700, kv_heads=1, causal=True)
+    request = make_request(*case.inputs(torch.bfloat16, "cpu"), causal=True)
+    forward = load_lesson(name).forward
+    assert_right(request, *in_every_order(lambda: dict(zip("ol", forward(request)))).values())
 
 
 SPLITS = [(1, 300, True, 3), (40, 300, True, 5), (150, 400, False, 2), (300, 100, True, 3)]
