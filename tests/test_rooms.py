@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "flash_versions.lessons": "dispatch versions",
     "flash_versions.diff": "lessons",
     "flash_versions.lessons.check": ". dispatch lessons versions",
-    "flash_versions.versions.api": "dispatch lessons versions",
+    "flash_versions.versions.api": "dispatch versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",
     "flash_versions.integrations": "dispatch versions.tiles versions.api",
     "flash_versions.integrations.hub": "dispatch versions.api versions.masks flash_attn",

@@ -172,7 +172,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
         f"Source\n:   {linked(sentence(version.source))}\n",
         f"Read on\n:   {'; '.join(where)}.\n",
         f'```python\no = attention(q, k, v, causal=True, version="{name}")\n```\n',
-        f"## The lesson\n\nIt is one plain [file]({place(diff.path_of(name))}).\n\n"
+        f"## The lesson\n\n[One plain file]({place(diff.path_of(name))}), which runs by itself:\n\n"
         f"{as_markdown(docstring)}\n",
         f"## The files\n\n{file_map(name)}",
     ]

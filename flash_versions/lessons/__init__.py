@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flash_versions.dispatch.version import Version
+from flash_versions.dispatch.version import EXPLICIT, Version
 from flash_versions.versions.from_file import make_version
 
 FORWARDS = ("fa1", "fa2", "fa3", "fa3_fp8", "fa3_hopper", "fa4", "fa4_hopper")
@@ -63,3 +63,4 @@ def unloaded(name: str) -> Version:
 
 
 LESSONS = {version_name(name): unloaded(name) for name in FORWARDS}
+EXPLICIT.update(LESSONS)

@@ -20,8 +20,8 @@ The ideas.
 Cost. Half of the traffic and of the time of products; a pass over Q, K and V before, here by torch.
 The error is that of 8-bit inputs, some percent.
 
-Source: Shah et al. 2024, arXiv:2407.08608, section 3.3. There V's scales are in the exponent, too,
-as in `flash_versions/versions/fa3/fp8/forward.py`. The limit of Q and K keeps scores within fp16.
+Source: Shah et al. 2024, arXiv:2407.08608, section 3.3. The engine's kernels have V's scales in the
+exponent of P, too; for those with scores in fp16, Q and K are quantised to less than 448.
 """
 
 import torch

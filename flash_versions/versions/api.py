@@ -16,14 +16,12 @@ from flash_versions.dispatch.version import (
     choose_version,
     register,
 )
-from flash_versions.lessons import LESSONS
 from flash_versions.versions import fa1, fa2, fa3, fa4
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 
 register(module.VERSION for module in (fa1, fa2, fa3, fa4))
 register((REFERENCE, SDPA))
 EXPLICIT[fa4.EXPLICIT.name] = fa4.EXPLICIT
-EXPLICIT.update(LESSONS)
 
 __all__ = ["BASELINES", "VERSIONS", "attention", "choose_version"]
 
