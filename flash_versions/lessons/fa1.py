@@ -124,9 +124,11 @@ def forward_kernel(
 
 
 def choose_tile(q):
-    """BLOCK_Q, BLOCK_KV, warps and stages of the pipeline for q (batch, M, heads, head_dim)."""
+    """BLOCK_Q, BLOCK_KV, warps and stages of the pipeline for q (batch, M, heads, head_dim): TILES,
+    or in fp32 and on other GPUs smaller ones.
+    """
     hopper = not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] in (9, 10)
-    return TILES[q.shape[3]] if hopper and q.dtype != torch.float32 else (64, 32, 4, 2)
+    return TILES[q.shape[3]] if hopper and q.element_size() < 4 else (4096 // q.shape[3], 32, 8, 2)
 
 
 def limits(request):
