@@ -9,7 +9,7 @@ import triton.language as tl
 
 # What `forward` can do: any of causal, window, softcap, alibi_slopes, sink, dropout_p, kv_lengths,
 # cu_seqlens, kv_starts, block_table, query_intervals, grouped_heads (fewer key heads than query
-# heads) and head_dim_v (values wider or narrower than keys). Calls for anything else are refused.
+# heads), head_dim_v (values wider or narrower than keys) and precision (FP8). Others are refused.
 FEATURES = ("causal", "grouped_heads", "kv_lengths")
 
 
