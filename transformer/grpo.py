@@ -35,7 +35,7 @@ from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
 from transformer.rl.groups import describe
 from transformer.rl.recipes import RECIPES, Settings, flag
-from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
+from transformer.rl.run import BEST, FINAL, METRICS, ROLLOUTS, SAMPLES, STATE, Run
 from transformer.rl.trainer import Trainer, resolved
 from transformer.training import trackers
 from transformer.training.parallel import World, alike, connected, own_device, undamaged
@@ -81,6 +81,8 @@ def train(
     quiet = 0
     while trainer.step < settings.steps:
         groups = trainer.roll_out()
+        if settings.save_rollouts is not None:
+            run.log(ROLLOUTS, *trainer.records(groups))
         learning = time.perf_counter()
         measured = trainer.learn(groups.rollouts)
         measured |= describe(groups.rollouts, settings.group, trainer.world)
@@ -138,17 +140,17 @@ def evaluate(
         return 0.0, 0.0
     scores, greedy = trainer.evaluate()
     run.log(METRICS, {"evaluation": trainer.step, "seconds": round(seconds, 2), **scores})
-    for rollout in greedy[:SHOWN]:
-        run.log(
-            SAMPLES,
-            {
-                "step": trainer.step,
-                "question": rollout.problem.question,
-                "completion": rollout.completion.text,
-                "reward": rollout.reward,
-                "finish_reason": rollout.completion.finish_reason,
-            },
-        )
+    samples = (
+        {
+            "step": trainer.step,
+            "question": rollout.problem.question,
+            "completion": rollout.completion.text,
+            "reward": rollout.reward,
+            "finish_reason": rollout.completion.finish_reason,
+        }
+        for rollout in greedy[:SHOWN]
+    )
+    run.log(SAMPLES, *samples)
     watch(trainer.step, scores)
     if scores["reward"] >= best:
         publish(trainer, run, BEST)
@@ -279,9 +281,11 @@ def option(one: Field) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction, "help": help}
     if get_origin(one.type) is Literal:
         return {"choices": get_args(one.type), "help": help}
-    if isinstance(one.type, types.UnionType):  # with None, the default
-        return {"type": get_args(one.type)[0], "help": help}
     kind: Any = one.type
+    if isinstance(kind, types.UnionType):  # with None, the default
+        kind = get_args(kind)[0]
+    if get_origin(kind) is list:
+        return {"type": get_args(kind)[0], "nargs": "+", "help": help}
     return {"type": kind, "help": help}
 
 

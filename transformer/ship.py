@@ -42,7 +42,7 @@ def command_of(settings: Settings) -> str:
         if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
-            words += [flag(name), str(value)]
+            words += [flag(name), *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
 
 

@@ -66,21 +66,16 @@ def draw(folders: Sequence[Path], path: Path) -> None:
 
 
 def _held_out(axis: Any, runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Accuracy on held-out problems: greedy, sampled, and best of k."""
-    styles = {"greedy": "--", "sampled": "-", "pass@": ":"}
+    """Accuracy on held-out problems: greedy, sampled, and pass@k."""
+    styles = {"greedy": "--", "sampled": "-"}  # and dots for each pass@k
     for colour, (name, lines) in zip(cycle(COLOURS), runs.items()):
-        for metric, style in styles.items():
-            points = [
-                (line["evaluation"], value, key)
-                for line in lines
-                if "evaluation" in line
-                for key, value in line.items()
-                if key.startswith(metric)
-            ]
-            if points:
-                steps, values, keys = zip(*points)
-                label = f"{name}, {keys[0]}" if len(runs) > 1 else keys[0]
-                axis.plot(steps, values, style, color=colour, label=label, marker="o", markersize=3)
+        found = [line for line in lines if "evaluation" in line]
+        for key in dict.fromkeys(x for line in found for x in line):
+            if key in styles or key.startswith("pass@"):
+                points = [(line["evaluation"], line[key]) for line in found if key in line]
+                label = f"{name}, {key}" if len(runs) > 1 else key
+                style = styles.get(key, ":")
+                axis.plot(*zip(*points), style, color=colour, label=label, marker="o", markersize=3)
     axis.set_title("right answers to held-out problems", fontsize=10)
     axis.set_ylim(-0.02, 1.02)
     if axis.lines:

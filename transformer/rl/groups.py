@@ -11,7 +11,7 @@ from them, and the prioritized sampling of Kimi k1.5 (arXiv:2501.12599), by how 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress
-from math import fsum
+from math import comb, fsum
 from typing import NamedTuple, TypeVar
 
 from transformer.rl.rollout import Rollout
@@ -29,6 +29,13 @@ def groups_of(rollouts: Sequence[Item], size: int) -> list[Sequence[Item]]:
 def spread(group: Sequence[Rollout]) -> bool:
     """Whether the rewards of a group differ."""
     return len({rollout.reward for rollout in group}) > 1
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The chance that one at least of `k` samples is right, of which so many were drawn and are
+    right: 1 - C(samples - right, k) / C(samples, k), without bias (Codex, arXiv:2107.03374).
+    """
+    return 1 - comb(samples - right, k) / comb(samples, k)
 
 
 def describe(rollouts: Sequence[Rollout], size: int, world: World = ALONE) -> dict[str, float]:

@@ -76,7 +76,7 @@ class Learner:
         """
         s, world = self.settings, self.world
         counted = [not (s.mask_truncated and rollout.truncated) for rollout in rollouts]
-        advantages = self._advantages(rollouts)
+        advantages = self.advantages(rollouts)
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
         tokens = sum(length for length, counts in zip(lengths, counted) if counts)
         totals = Totals(
@@ -124,7 +124,7 @@ class Learner:
             self.optimizer.zero_grad()
         return measured
 
-    def _advantages(self, rollouts: Sequence[Rollout]) -> Tensor:
+    def advantages(self, rollouts: Sequence[Rollout]) -> Tensor:
         """Of this rank's rollouts; the spread of a batch is that of all ranks."""
         gathered = self.world.gather([rollout.reward for rollout in rollouts])
         rewards = torch.tensor([reward for given in gathered for reward in given])

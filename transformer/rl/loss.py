@@ -4,10 +4,11 @@ A group of G completions answers one prompt. What one of them earned above the m
 its advantage A; the loss makes each of its tokens more likely where A > 0, less likely where A < 0:
 
     r = exp(logprobs - old)                   how far the policy moved since the rollout, per token
-    l = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta KL
+    l = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta KL         policy_loss "ppo"
+    l = -constant(clip(r, 1 - clip_low, 1 + clip_high)) A logprobs + beta KL            "cispo"
     loss = sum over the tokens of the batch of weight * l
 
-The papers differ in A, in r, in the bounds and in the weight of a token:
+The papers differ in A, in r, in the bounds, in l and in the weight of a token:
 
     paper                        scale     ratio       reduce     remarks
     GRPO      arXiv:2402.03300   "group"   "token"     "grpo"     equal bounds, beta 0.04
@@ -15,11 +16,14 @@ The papers differ in A, in r, in the bounds and in the weight of a token:
     Dr. GRPO  arXiv:2503.20783   "none"    "token"     "dr_grpo"  no KL
     GSPO      arXiv:2507.18071   "group"   "sequence"  "grpo"     bounds 3e-4 and 4e-4, no KL
     MaxRL     arXiv:2602.02710   "mean"    "token"     "dapo"     rewards of 0 or more
+    RLOO      arXiv:2402.14740   "rloo"    "token"     "dr_grpo"  one epoch; KL in its rewards
+    CISPO     arXiv:2506.13585   "group"   "token"     "dapo"     "cispo", clip_low 1, no KL
 
 Two facts save a search for bugs that are none. On-policy (old equals logprobs) r is 1 and the value
 of the loss says nothing: with "grpo" it is -mean(A), which is 0 in every group, but its gradient is
 not. And a group whose rewards are all equal has A = 0: as long as beta = 0 its rows add nothing to
-value or gradient, and leaving them out changes neither if `Totals` still counts them.
+value or gradient, and leaving them out changes neither if `Totals` still counts them. Also because
+r is 1, both policy losses have the same gradient in the first epoch.
 """
 
 import math
@@ -32,9 +36,10 @@ from torch import Tensor
 
 from transformer.generation.sampling import LARGEST
 
-Scale = Literal["group", "batch", "mean", "none"]
+Scale = Literal["group", "batch", "mean", "none", "rloo"]
 Ratio = Literal["token", "sequence"]
 Reduce = Literal["grpo", "dapo", "dr_grpo"]
+PolicyLoss = Literal["ppo", "cispo"]
 
 SPREAD_FLOOR = 1e-4  # added to a standard deviation of rewards
 
@@ -50,7 +55,7 @@ class Loss:
             batch * tokens of its row), so that rows weigh the same and tokens of long rows less.
             "dr_grpo": 1 / (rows * the limit of a completion's length), a constant. TRL's "bnpo" is
             "dapo" within each micro-batch, so it depends on the split; here it would be "dapo".
-        clip_low: r below 1 - clip_low earns nothing more, for A < 0.
+        clip_low: r below 1 - clip_low earns nothing more, for A < 0; 1 for no bound.
         clip_high: r above 1 + clip_high earns nothing more, for A > 0; math.inf for no bound.
         beta: weight of the KL divergence from the reference, in nats per token; 0 for none.
         unbiased_kl: multiply a token's KL by r, as TRL does by default. The mean of k3 is the
@@ -60,6 +65,10 @@ class Loss:
             min(exp(old - sampler), C) where the sampler's probabilities differ from the trainer's
             (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
             Training"); None for no correction.
+        policy_loss: "ppo": a token whose r has left the bounds, in the direction of its A, has no
+            gradient. "cispo" (MiniMax-M1, equation 4): r is a weight, clipped for both signs of A
+            and without a gradient of its own; every token has the gradient of its logprobs. The
+            paper has no lower bound. TRL's epsilon_high is 1 + clip_high.
 
     Raises:
         ValueError: a value is NaN, unknown or out of range.
@@ -72,10 +81,12 @@ class Loss:
     beta: float = 0.0
     unbiased_kl: bool = False
     importance_cap: float | None = None
+    policy_loss: PolicyLoss = "ppo"
 
     def __post_init__(self) -> None:
         _check_choice("ratio", self.ratio, Ratio)
         _check_choice("reduce", self.reduce, Reduce)
+        _check_choice("policy_loss", self.policy_loss, PolicyLoss)
         # Written so that NaN, for which every comparison is false, is refused.
         if not 0 < self.clip_low <= 1:
             raise ValueError(f"clip_low must be above 0 and at most 1, got {self.clip_low}")
@@ -130,8 +141,9 @@ class Metrics:
 
     Attributes:
         sums: 0-d fp64: "tokens", their number; "ratio"; "clipped_low" and "clipped_high", tokens
-            without a gradient because r left the bounds; "kl" if there is a reference; "gap", of
-            |old - sampler|, if there are the sampler's log-probabilities.
+            whose r was clipped, so that "ppo" has no gradient and "cispo" a bounded one; "kl" if
+            there is a reference; "gap", of |old - sampler|, if there are the sampler's
+            log-probabilities.
         maxima: 0-d fp64: "ratio_max", and "gap_max" if there is a gap.
     """
 
@@ -163,7 +175,8 @@ def group_advantages(rewards: Tensor, scale: Scale = "group") -> Tensor:
             gradient is then, up to order G - 1 of its series, that of log p(right) and not of
             p(right): as when right answers are shown, hard problems weigh more, and a decision that
             the model cannot make stays in doubt instead of becoming certain one way or the other.
-            "none": 1 (Dr. GRPO).
+            "none": 1 (Dr. GRPO). "rloo": 1 - 1 / G, and so what is left is the reward less the
+            mean of the others of the group (RLOO, leave one out).
 
     Returns:
         (groups, G), at least fp32; exactly 0 where all rewards of a group are equal.
@@ -190,8 +203,8 @@ def group_advantages(rewards: Tensor, scale: Scale = "group") -> Tensor:
     # The mean of equal numbers may be rounded, that of zeros is not: measure from the first one.
     shifted = rewards - rewards[:, :1]
     centred = shifted - shifted.mean(1, keepdim=True)
-    if scale == "none":
-        return centred
+    if scale in ("none", "rloo"):
+        return centred if scale == "none" else centred / (1 - 1 / rewards.shape[1])
     if scale == "mean":
         mean = rewards.mean(1, keepdim=True)
         return centred / mean.where(mean > 0, 1)
@@ -257,13 +270,14 @@ def grpo_loss(
         log_ratio = (log_ratio.sum(-1, keepdim=True) / lengths).expand_as(mask)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
-    # The minimum for both signs of A: it takes away the gain from going too far, never the loss.
-    per_token = -torch.minimum(ratio * advantage, clipped * advantage)
-    seen = {
-        "ratio": ratio,
-        "clipped_low": (ratio < 1 - loss.clip_low) & (advantage < 0),
-        "clipped_high": (ratio > 1 + loss.clip_high) & (advantage > 0),
-    }
+    low, high = ratio < 1 - loss.clip_low, ratio > 1 + loss.clip_high
+    if loss.policy_loss == "cispo":
+        per_token = -clipped.detach() * advantage * logprobs.masked_fill(unused, 0)
+    else:
+        # The minimum for both signs of A: it takes away the gain from going too far, not the loss.
+        per_token = -torch.minimum(ratio * advantage, clipped * advantage)
+        low, high = low & (advantage < 0), high & (advantage > 0)
+    seen = {"ratio": ratio, "clipped_low": low, "clipped_high": high}
     if sampler is not None:
         gap = (old - sampler.detach()).masked_fill(unused, 0)
         seen["gap"] = gap.abs()

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer.generation.sampling import LARGEST, Sampling
 from transformer.model.files import read_jsonl
-from transformer.rl.loss import Loss, Ratio, Reduce, Scale
+from transformer.rl.loss import Loss, PolicyLoss, Ratio, Reduce, Scale
 from transformer.rl.practice import Finish, Mix, Practice
 from transformer.tasks.named import find_named
 from transformer.tasks.problems import Problems
@@ -50,10 +50,15 @@ class Settings:
     decay: float = setting(0.0, "share of the steps, the last, over which it falls to nothing")
     clip_gradient: float = setting(1.0, "largest norm of the gradient")
     epochs: int = setting(1, "updates with the same rollouts")
-    scale: Scale = setting("group", "what advantages are divided by, see rl/loss.py")
+    scale: Scale = setting(
+        "group", "what advantages are divided by, see rl/loss.py; rloo: leave one out"
+    )
+    policy_loss: PolicyLoss = setting(
+        "ppo", "ppo: no gradient for ratios out of bounds; cispo: clipped weights (MiniMax-M1)"
+    )
     ratio: Ratio = setting("token", "probability ratios of a token, or of a sequence (GSPO)")
     reduce: Reduce = setting("dapo", "how the tokens' losses become one number, see rl/loss.py")
-    clip_low: float = setting(0.2, "how far a ratio may fall")
+    clip_low: float = setting(0.2, "how far a ratio may fall; 1: to nothing")
     clip_high: float = setting(0.28, "how far a ratio may rise (DAPO's clip-higher)")
     beta: float = setting(0.0, "weight of the KL divergence from the starting model; 0: none")
     importance_cap: float | None = setting(
@@ -69,6 +74,7 @@ class Settings:
     eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
     eval_problems: int = setting(128, "held-out problems of an evaluation")
     eval_samples: int = setting(4, "sampled completions of each, for pass@k")
+    eval_k: list[int] | None = setting(None, "k of pass@k, such as 1 2 4; None: --eval-samples")
     stop_on_collapse: bool = setting(
         True, "stop when the held-out reward falls by a fifth of its range"
     )
@@ -76,6 +82,9 @@ class Settings:
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
     checkpointing: bool = setting(False, "recompute activations in the backward pass")
+    save_rollouts: str | None = setting(
+        None, "a new file for all completions of training: a JSON line for each"
+    )
     data_content: str | None = None  # a fingerprint; no option
 
     def __post_init__(self) -> None:
@@ -92,6 +101,11 @@ class Settings:
         for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")
+        for k in self.eval_k or ():
+            if not 1 <= k <= self.eval_samples:
+                raise ValueError(
+                    f"--eval-k must be between 1 and --eval-samples, {self.eval_samples}, got {k}"
+                )
         if not self.temperature > 0:
             raise ValueError(
                 f"--temperature must be positive, got {self.temperature}: greedy rollouts would be"

@@ -8,9 +8,10 @@
     RUN/state-STEP/      the same of a run on several processes: each writes its part
     RUN/best/            the checkpoint with the best held-out reward, ready for `generate`
     RUN/final/           that of the last step, or the mean of the last
+    --save-rollouts      a line for each completion of training, in a file anywhere
 
-All but the two logs are written under another name and renamed. A log may be longer than the state
-knows of when the process is killed: it is cut to the length that the state names.
+All but these three logs are written under another name and renamed. A log may be longer than the
+state knows of when the process is killed: it is cut to the length that the state names.
 """
 
 import json
@@ -38,9 +39,11 @@ from transformer.training.parallel import (
 STATE = "state.pt"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
+ROLLOUTS = "rollouts"  # a name among the logs, not that of the file
 CONFIG = "config.json"
 FINAL = "final"
 BEST = "best"
+OWN = (CONFIG, METRICS, SAMPLES, STATE, FINAL, BEST, "curve.png")
 
 
 class Run:
@@ -60,7 +63,10 @@ class Run:
 
     def __init__(self, folder: Path, settings: Settings, world: World = ALONE) -> None:
         self.folder, self.settings, self.world = folder, settings, world
-        self.sizes = {METRICS: 0, SAMPLES: 0}
+        self._logs = {name: folder / name for name in (METRICS, SAMPLES)}
+        if settings.save_rollouts is not None:
+            self._logs[ROLLOUTS] = Path(settings.save_rollouts)
+        self._sizes = dict.fromkeys(self._logs, 0)
         if not world.main:
             return
         config = folder / CONFIG
@@ -69,8 +75,18 @@ class Run:
         elif folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no run; use another --out")
         else:
+            taken = [folder.resolve() / name for name in OWN]
+            rollouts = self._logs.get(ROLLOUTS)
+            if rollouts is not None and (rollouts.exists() or rollouts.resolve() in taken):
+                raise ValueError(
+                    f"--save-rollouts {rollouts} must be a new file, and none that the run writes"
+                    " besides"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             write_text(config, json.dumps(asdict(settings), indent=2) + "\n")
+            if rollouts is not None:
+                rollouts.parent.mkdir(parents=True, exist_ok=True)
+                rollouts.touch()
 
     @property
     def finished(self) -> bool:
@@ -84,17 +100,18 @@ class Run:
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
         names = [one.name for one in fields(Settings) if one.compare]
         ours = {flag(name): getattr(self.settings, name) for name in names}
+        theirs = {**asdict(Settings()), **theirs}  # some settings may be newer than it
         refuse_another(f"{self.folder} holds a run", ours, {flag(x): y for x, y in theirs.items()})
 
-    def log(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append a line to METRICS or SAMPLES."""
+    def log(self, name: str, *records: Mapping[str, Any]) -> None:
+        """Append lines to METRICS, SAMPLES or ROLLOUTS."""
         if not self.world.main:
             return
-        line = json.dumps(record, ensure_ascii=False) + "\n"
-        path = self.folder / name
-        with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(line)
-        self.sizes[name] += len(line.encode())
+        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records).encode()
+        path = self._logs[name]
+        with writing(path), path.open("ab") as file:
+            file.write(lines)
+        self._sizes[name] += len(lines)
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was measured so far."""
@@ -102,7 +119,7 @@ class Run:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the state, replacing the one before it at once; all ranks call it together."""
-        write_state(self._state, {**state, "sizes": self.sizes}, self.world)
+        write_state(self._state, {**state, "sizes": self._sizes}, self.world)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """The state to go on from, the logs cut to where it was taken; None at the beginning.
@@ -113,19 +130,12 @@ class Run:
         with undamaged(self._state, f"delete {self.folder}"):
             state = read_state(self._state, device)
             if state is not None:
-                self.sizes = {name: int(state["sizes"][name]) for name in self.sizes}
-        if not self.world.main:
-            return state
-        if state is None:
-            for name in self.sizes:
-                (self.folder / name).unlink(missing_ok=True)
-            return None
-        for name, size in self.sizes.items():
-            path = self.folder / name
-            if size > (path.stat().st_size if path.exists() else 0):
+                self._sizes = {name: int(state["sizes"][name]) for name in self._sizes}
+        for name, path in self._logs.items() if self.world.main else ():
+            if self._sizes[name] > (path.stat().st_size if path.exists() else 0):
                 raise ValueError(f"{path} is damaged; delete {self.folder} to start again")
             if path.exists():
-                os.truncate(path, size)
+                os.truncate(path, self._sizes[name])
         return state
 
     def finish(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformer.generation.sampling import Sampling
 from transformer.model.decoder import Transformer
-from transformer.rl.groups import Asked, Pool, groups_of, spread
+from transformer.rl.groups import Asked, Pool, groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings, task_of
 from transformer.rl.rollout import Policy, Rollout, roll_out
 from transformer.tasks.problems import Problems
@@ -32,12 +32,14 @@ class Groups:
 
     Attributes:
         rollouts: of the groups that are learned from, group by group.
+        passed_over: those of the others, under dynamic sampling.
         drawn: completions that were sampled, those of groups that were passed over included.
         replayed: share of the sampled groups whose problem was asked before.
         seconds: that it took.
     """
 
     rollouts: list[Rollout]
+    passed_over: list[Rollout]
     drawn: int
     replayed: float
     seconds: float
@@ -109,7 +111,7 @@ class Sampler:
         """
         s, started, first = self.settings, time.perf_counter(), self.drawn
         fresh = (Asked(step, *one) for one in enumerate(self.problems(step)))
-        rollouts, missing = list[Rollout](), s.prompts
+        rollouts, passed_over, missing = list[Rollout](), list[Rollout](), s.prompts
         asked, spreads = list[Asked](), list[bool]()
         for _ in range(DRAWS if s.dynamic_sampling else 1):
             now = self._asked(fresh, missing, step)
@@ -122,15 +124,16 @@ class Sampler:
             if s.replay:
                 asked += now
                 spreads += self._spreads(found)
-            if s.dynamic_sampling:
-                found = [r for group in groups_of(found, s.group) if spread(group) for r in group]
-            rollouts += found
+            for group in groups_of(found, s.group):
+                wanted = spread(group) or not s.dynamic_sampling
+                (rollouts if wanted else passed_over).extend(group)
             missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
             if not missing:
                 break
         self.pool.put(asked, spreads)  # only now: no problem is asked twice in a step
         again, drawn = sum(one.step < step for one in asked), self.drawn - first
-        return Groups(rollouts, drawn, again * s.group / drawn, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Groups(rollouts, passed_over, drawn, again * s.group / drawn, seconds)
 
     def _sampled(
         self,
@@ -166,9 +169,10 @@ class Sampler:
         """Scores on held-out problems, and the greedy rollouts behind them, of this rank's share.
 
         "greedy": share of right greedy answers; "sampled": expected share of right sampled ones,
-        pass@1; "pass@k": share of problems that at least one of k samples solves; "form": share of
-        greedy answers whose form is right; "length": of greedy completions, in tokens; "reward":
-        mean of the sampled ones, "reward_range": the largest less the smallest of them.
+        pass@1; "pass@k": expected share of problems that at least one of k samples solves, for each
+        k asked for; "form": share of greedy answers whose form is right; "length": of greedy
+        completions, in tokens; "reward": mean of the sampled ones, "reward_range": the largest less
+        the smallest of them.
         """
         s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
         drawn_problems = self.task.draw(rng, s.eval_problems, held_out=True)
@@ -185,10 +189,11 @@ class Sampler:
         answers, forms, lengths = zip(*chain(*self.world.gather(found)))
         judged = chain(*self.world.gather([(r.answer, r.reward) for r in sampled]))
         drawn, rewards = zip(*judged)
+        n, solved = s.eval_samples, [sum(map(bool, x)) for x in groups_of(drawn, s.eval_samples)]
         scores = {
             "greedy": fmean(answers),
             "sampled": fmean(drawn),
-            f"pass@{s.eval_samples}": fmean(map(any, groups_of(drawn, s.eval_samples))),
+            **{f"pass@{k}": fmean(pass_at_k(n, c, k) for c in solved) for k in s.eval_k or [n]},
             "form": fmean(forms),
             "length": fmean(lengths),
             "reward": fmean(rewards),

@@ -11,6 +11,7 @@ number of the completion). The mean of the last policies, if that is the result,
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -89,6 +90,25 @@ class Trainer:
     def roll_out(self) -> Groups:
         """Sample the groups of this step from the policy as it is now."""
         return self.source.roll_out(self.sampler(), self.step)
+
+    def records(self, groups: Groups) -> list[dict[str, Any]]:
+        """All rollouts of a step that has not been taken, for a file; those of all ranks."""
+        advantages = self.learner.advantages(groups.rollouts).tolist()
+        advantages += [0.0] * len(groups.passed_over)  # where all rewards are equal
+        mine = [
+            {
+                "step": self.step + 1,
+                "problem": r.problem.question,
+                "prompt": self.policy.tokenizer.decode(r.prompt),
+                "completion": r.completion.text,
+                "tokens": len(r.completion.tokens),
+                "reward": r.reward,
+                "advantage": float(f"{advantage:.6g}"),
+                "truncated": r.truncated,
+            }
+            for r, advantage in zip([*groups.rollouts, *groups.passed_over], advantages)
+        ]
+        return [*chain(*self.world.gather(mine))]
 
     def learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Take a step, see `Learner.learn`; returns what was measured."""

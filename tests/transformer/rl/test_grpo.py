@@ -15,6 +15,7 @@ from transformer.generation.session import Session
 from transformer.model.files import only_writer
 from transformer.model.weights import load_model
 from transformer.rl import curves
+from transformer.rl.groups import groups_of
 from transformer.rl.recipes import RECIPES, Settings, check_task, find_task, flag
 from transformer.rl.run import Run, read_metrics
 
@@ -26,11 +27,12 @@ def test_options_reach_the_settings():
         "importance_cap": ("2.5", 2.5),
         "dynamic_sampling": (None, True),
         "scale": ("none", "none"),
+        "eval_k": ("1 4", [1, 4]),
         "prompts": ("3", 3),
         "lr": ("1e-5", 1e-5),
         "task": ("countdown", "countdown"),
     }
-    argv = [x for name, (text, _) in given.items() for x in (flag(name), text) if x is not None]
+    argv = " ".join(f"{flag(name)} {text or ''}" for name, (text, _) in given.items()).split()
     _, settings = grpo.parse(argv)
     assert settings == Settings(**{name: value for name, (_, value) in given.items()})
     assert grpo.parse(["--no-stop-on-collapse"])[1] == Settings(stop_on_collapse=False)
@@ -64,6 +66,9 @@ REFUSED = {
     "--beta -1": "beta must be between 0 (no KL) and 1e+30",
     "--importance-cap 0": "importance_cap must be above 0",
     "--reduce mean": "invalid choice: 'mean'",
+    "--eval-k 1 3": "--eval-k must be between 1 and --eval-samples, 2, got 3",
+    "--eval-k 0": "--eval-k must be between 1 and --eval-samples, 2, got 0",
+    "--save-rollouts /dev/null": "--save-rollouts /dev/null must be a new file, and none that",
     "--dtype int8": "--dtype int8 is unknown",
     "--attention fa9": "fa9",
     "--prompts many": "invalid int value: 'many'",
@@ -202,6 +207,37 @@ def test_the_record_of_a_run(finished_run, tempted):
     assert all(sample["question"].startswith("?") for sample in samples)
     names = {path.name for path in finished_run.iterdir()}
     assert names == {"config.json", "metrics.jsonl", "samples.jsonl", "curve.png", "best", "final"}
+
+
+def test_all_rollouts_are_in_a_file(grpo_command, tempted, tmp_path):
+    """Also those of groups that are passed over; only of them all rewards are equal."""
+    path, size = tmp_path / "deep" / "rollouts.jsonl", TINY["group"]
+    changes = {"task": f"{HERE}:Seldom", "save_rollouts": path, "scale": "rloo", "steps": 2}
+    argv = [*options(tempted, **changes), "--dynamic-sampling", "--out", tmp_path / "run"]
+    assert grpo_command(*argv)[0] == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [line for line in read_metrics(tmp_path / "run") if "step" in line]
+    assert [x["step"] for x in lines] == [s["step"] for s in steps for _ in range(int(s["drawn"]))]
+    learned = {s["step"]: [] for s in steps}
+    for group in groups_of(lines, size):
+        rewards = [one["reward"] for one in group]
+        for one in group:
+            others = (sum(rewards) - one["reward"]) / (size - 1)
+            assert one["advantage"] == pytest.approx(one["reward"] - others, rel=1e-5, abs=1e-9)
+            assert one["problem"] == group[0]["problem"] and f"\n{one['problem']}<" in one["prompt"]
+            assert one["tokens"] == len(one["completion"]) + (not one["truncated"])
+            assert one["reward"] in (0, one["completion"].count("a")) or one["truncated"]
+        learned[one["step"]] += group if len({*rewards}) > 1 else []
+    for step in steps:
+        found = learned[step["step"]]
+        assert len(found) == size * TINY["prompts"] < step["drawn"]
+        for key, name in {"reward": "reward", "length": "tokens", "truncated": "truncated"}.items():
+            assert step[key] == pytest.approx(sum(x[name] for x in found) / len(found), rel=1e-5)
+    code, err = grpo_command(*argv[:-1], tmp_path / "other")
+    assert (code, path.read_text().count("\n")) == (2, len(lines))
+    assert err == (
+        f"error: --save-rollouts {path} must be a new file, and none that the run writes besides\n"
+    )
 
 
 def test_a_finished_run_says_so(grpo_command, tempted, finished_run):

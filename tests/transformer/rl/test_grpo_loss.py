@@ -21,10 +21,11 @@ from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, lengt
 TOTALS = Totals(rows=9, tokens=41, limit=11)  # not the sizes of any micro-batch below
 CLIPS = [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4), (1.0, math.inf)]
 KL = [(0.0, False), (0.04, False), (0.04, True)]
+POLICIES = ("ppo", "cispo")
 LOSSES = [
-    Loss(ratio, kind, *clip, *kl, cap)
-    for ratio, kind, clip, kl, cap in itertools.product(
-        ("token", "sequence"), ("grpo", "dapo", "dr_grpo"), CLIPS, KL, (None, 1.5, 0.9)
+    Loss(ratio, kind, *clip, *kl, cap, policy_loss)
+    for ratio, kind, clip, kl, cap, policy_loss in itertools.product(
+        ("token", "sequence"), ("grpo", "dapo", "dr_grpo"), CLIPS, KL, (None, 1.5, 0.9), POLICIES
     )
 ]
 deterministic = settings(deadline=None, max_examples=60, derandomize=True)
@@ -83,7 +84,8 @@ def from_the_papers(x: Rows, loss: Loss, totals: Totals):
     """Value, gradient, and numbers of clipped tokens, low and high.
 
     The surrogate is written case by case: where A > 0 it grows with r up to the upper bound, where
-    A < 0 it falls with r from the lower bound on (GRPO, equation 3; DAPO, equation 8).
+    A < 0 it falls with r from the lower bound on (GRPO, equation 3; DAPO, equation 8). CISPO's is
+    log-probability times advantage times a number, which is r between the bounds (MiniMax-M1).
     """
     value, clipped = 0.0, [0, 0]
     gradient = [[0.0] * x.mask.shape[1] for _ in x.mask]
@@ -106,7 +108,13 @@ def from_the_papers(x: Rows, loss: Loss, totals: Totals):
             importance = 1.0
             if loss.importance_cap is not None:
                 importance = min(math.exp(old[t] - sampler[t]), loss.importance_cap)
-            if advantage > 0 and r > high:
+            direct = 0.0  # the slope that does not go through r
+            if loss.policy_loss == "cispo":
+                direct = (low if r < low else high if r > high else r) * advantage
+                surrogate, slope = direct * logprobs[t], 0.0
+                clipped[0] += r < low
+                clipped[1] += r > high
+            elif advantage > 0 and r > high:
                 surrogate, slope = high * advantage, 0.0
                 clipped[1] += 1
             elif advantage < 0 and r < low:
@@ -119,6 +127,7 @@ def from_the_papers(x: Rows, loss: Loss, totals: Totals):
             kl, kl_slope = (k3 * r, k3 * r) if loss.unbiased_kl else (k3, 0.0)
             value += weight * (loss.beta * kl - importance * surrogate)
             gradient[b][t] += weight * loss.beta * (1 - odds) * (r if loss.unbiased_kl else 1)
+            gradient[b][t] -= weight * importance * direct
             for u in of:  # what reaches a log-probability through r
                 gradient[b][u] += weight * (loss.beta * kl_slope - importance * slope) / len(of)
     return value, torch.tensor(gradient, dtype=torch.float64), clipped
@@ -221,19 +230,21 @@ def test_advantages_are_numpys(shape, dtype, tolerance):
     rewards = torch.rand(shape, dtype=dtype) * 4 + 1
     r = rewards.double().numpy()
     centred = r - r.mean(1, keepdims=True)
-    for scale, spread in {
-        "group": r.std(1, ddof=1, keepdims=True) + 1e-4,
-        "batch": r.std(ddof=1) + 1e-4,
-        "mean": r.mean(1, keepdims=True),
-        "none": np.ones(1),
+    others = [[np.delete(row, i).mean() for i in range(len(row))] for row in r]
+    for scale, expected in {
+        "group": centred / (r.std(1, ddof=1, keepdims=True) + 1e-4),
+        "batch": centred / (r.std(ddof=1) + 1e-4),
+        "mean": centred / r.mean(1, keepdims=True),
+        "none": centred,
+        "rloo": r - others,
     }.items():
         advantages = group_advantages(rewards, scale)
         assert advantages.dtype == dtype
-        assert distance(advantages, centred / spread) <= tolerance, scale
+        assert distance(advantages, expected) <= tolerance, scale
     assert torch.equal(group_advantages(rewards), group_advantages(rewards, "group"))
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "mean", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch", "mean", "none", "rloo"])
 @pytest.mark.parametrize("size", [2, 3, 7, 11])
 def test_equal_rewards_give_exactly_zero(size, scale):
     for reward in (0.0, 0.1, 1 / 3, 1e8, -0.7)[: None if scale != "mean" else -1]:
@@ -267,6 +278,7 @@ def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad):
     [
         ("ratio", "tokens", "ratio must be one of token, sequence, got 'tokens'"),
         ("reduce", "bnpo", "reduce must be one of grpo, dapo, dr_grpo, got 'bnpo'"),
+        ("policy_loss", "gspo", "policy_loss must be one of ppo, cispo, got 'gspo'"),
         ("clip_low", 0.0, "clip_low must be above 0 and at most 1, got 0.0"),
         ("clip_low", 1.1, "clip_low must be above 0 and at most 1, got 1.1"),
         ("clip_low", math.nan, "clip_low must be above 0 and at most 1, got nan"),

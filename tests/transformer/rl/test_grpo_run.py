@@ -28,8 +28,13 @@ LENGTH |= {"average": 0.8}  # from the fourth step on: some are killed before, s
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 
 
+def command(tempted: Path, folder: Path, save_every: int, **changes) -> list[str]:
+    changes |= {"save_rollouts": f"{folder}.jsonl", "save_every": save_every, "out": folder}
+    return options(tempted, **changes)
+
+
 def outcome(folder: Path):
-    """What a run comes to: weights, metrics but for the clock, samples."""
+    """What a run comes to: weights, metrics but for the clock, samples, rollouts."""
     metrics = [
         {name: value for name, value in line.items() if name not in CLOCK}
         for line in read_metrics(folder)
@@ -39,7 +44,8 @@ def outcome(folder: Path):
         for name in ("best", "final")
         for parameter, weight in load_file(folder / name / "model.safetensors").items()
     }
-    return weights, metrics, (folder / "samples.jsonl").read_text()
+    said = (folder / "samples.jsonl").read_text(), Path(f"{folder}.jsonl").read_text()
+    return weights, metrics, said
 
 
 def assert_same(folder: Path, expected) -> None:
@@ -57,7 +63,7 @@ def assert_same(folder: Path, expected) -> None:
 def whole(tempted, tmp_path_factory):
     """The outcome of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert grpo.main([*options(tempted, **LENGTH), "--out", str(folder)]) == 0
+    assert grpo.main(command(tempted, folder, 10, **LENGTH)) == 0
     expected = outcome(folder)
     steps = [line for line in expected[1] if "step" in line]
     assert [line["step"] for line in steps] == list(range(1, 15))
@@ -81,7 +87,7 @@ def wait_for_lines(folder: Path, count: int, running) -> None:
 @pytest.mark.parametrize("kills", [6, pytest.param(10, marks=pytest.mark.wide)])
 def test_a_run_killed_at_random_ends_in_the_same_bits(tempted, tmp_path, whole, processes, kills):
     folder, rng = tmp_path / "run", Random(kills)
-    argv = [*options(tempted, **LENGTH), "--out", str(folder), "--save-every", "2"]
+    argv = command(tempted, folder, 2, **LENGTH)
     saved = 0
     for kill in range(kills):
         process = processes.Process(target=run_command, args=(argv,))
@@ -127,9 +133,9 @@ def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
 ):
     """Each process gets a few writes further than the one before it, from where that one died."""
     changes = {"steps": 4, "eval_every": 2}
-    assert grpo.main([*options(tempted, **changes), "--out", str(tmp_path / "whole")]) == 0
+    assert grpo.main(command(tempted, tmp_path / "whole", 10, **changes)) == 0
     folder = tmp_path / "run"
-    argv = [*options(tempted, **changes), "--out", str(folder), "--save-every", "1"]
+    argv = command(tempted, folder, 1, **changes)
     for number in range(1, 1000, stride):
         process = processes.Process(target=run_until_write, args=(argv, str(folder), number))
         process.start()
@@ -144,7 +150,7 @@ def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tempted, tmp_path, whole):
     folder = tmp_path / "run"
-    argv = [*options(tempted, **LENGTH), "--out", str(folder), "--save-every", "1"]
+    argv = command(tempted, folder, 1, **LENGTH)
     process = subprocess.Popen(
         [sys.executable, "-m", "transformer.grpo", *argv],
         stderr=subprocess.PIPE,

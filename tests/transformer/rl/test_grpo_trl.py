@@ -23,7 +23,8 @@ from trl import GRPOTrainer  # noqa: E402
 
 ROWS, WIDTH, LIMIT = 8, 6, 11
 LENGTHS = torch.tensor([6, 5, 1, 0, 3, 6, 2, 4])
-KINDS = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "bnpo": "dapo"}  # TRL's and ours
+KINDS = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo"}  # TRL's and ours
+KINDS |= {"bnpo": "dapo", "cispo": "dapo"}
 VARIANTS = list(
     itertools.product(
         KINDS,
@@ -80,7 +81,7 @@ def trl_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
         beta=kl[0],
         loss_type=kind,
         epsilon_low=clip[0],
-        epsilon_high=clip[1],
+        epsilon_high=1 + clip[1] if kind == "cispo" else clip[1],
         max_completion_length=LIMIT,
         current_gradient_accumulation_steps=micro_batches,
         args=SimpleNamespace(
@@ -108,12 +109,15 @@ def trl_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
 
 def our_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens):
     logprobs = x["logprobs"].clone().requires_grad_()
+    policy_loss = "ppo"
+    if kind == "cispo":
+        clip, policy_loss = (1.0, clip[1]), kind
     loss, metrics = grpo_loss(
         logprobs,
         x["old"],
         x["advantages"],
         mask,
-        Loss(ratio, KINDS[kind], *clip, *kl, cap),
+        Loss(ratio, KINDS[kind], *clip, *kl, cap, policy_loss),
         Totals(ROWS, tokens, LIMIT),
         reference=x["reference"],
         sampler=x["sampler"],
@@ -127,7 +131,7 @@ def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
     mask = length_mask(LENGTHS, WIDTH)
     clipped = 0
     for seed, variant in itertools.product(range(3), VARIANTS):
-        _, ratio, _, (beta, _), _ = variant
+        kind, ratio, _, (beta, _), _ = variant
         x = random_inputs(dtype, seed)
         tokens = int(mask.sum())
         loss, gradient, metrics = our_loss(x, mask, *variant, tokens=tokens)
@@ -137,16 +141,15 @@ def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
         assert their_gradient.abs().max() > 1e-3, variant
         if beta:
             assert metrics["kl"] == pytest.approx(their_metrics["kl"][0], rel=1e-6)
-        if (
-            ratio == "token"
-        ):  # TRL counts sequences where the ratio is a sequence's, we count tokens
+        # TRL counts sequences where the ratio is a sequence's, we count tokens.
+        if ratio == "token" and kind != "cispo":
             for ours, theirs in {"clipped_low": "low_mean", "clipped_high": "high_mean"}.items():
                 assert metrics[ours] == pytest.approx(their_metrics[f"clip_ratio/{theirs}"][0])
                 clipped += metrics[ours] > 0
     assert clipped > 100
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_trls_accumulated_micro_batches_are_our_batch(kind, micro_batches):
     mask = length_mask(LENGTHS, WIDTH)

@@ -1,12 +1,14 @@
 """The trainer: its gradient by hand, what it skips, what a step depends on, when it stops."""
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.helpers.models.tiny_grpo import TINY, make_trainer
-from transformer.rl.groups import groups_of, spread
+from transformer.rl.groups import groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings
 from transformer.rl.rollout import Rollout
 from transformer.rl.sampler import DRAWS
@@ -71,7 +73,7 @@ def scored(rollouts, rewards) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("reduce", ["dapo", "grpo", "dr_grpo"])
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7}, {"mask_truncated": True}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "policy_loss": "cispo"}], ids=str)
 def test_the_gradient_by_hand(tempted, changes, reduce):
     trainer = make_trainer(tempted, max_tokens=8, reduce=reduce, **changes)
     rollouts = trainer.roll_out().rollouts
@@ -90,8 +92,9 @@ def test_the_gradient_by_hand(tempted, changes, reduce):
     [
         {},
         {"reduce": "grpo", "beta": 0.1, "scale": "batch"},
-        {"reduce": "dr_grpo", "scale": "none", "mask_truncated": True},
+        {"reduce": "dr_grpo", "scale": "rloo", "mask_truncated": True},
         {"ratio": "sequence", "epochs": 2},
+        {"policy_loss": "cispo", "epochs": 2},
     ],
     ids=str,
 )
@@ -298,9 +301,20 @@ def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype, replay):
     assert one.evaluate()[1] != greedy
 
 
+def test_pass_at_k_is_what_all_choices_of_k_samples_say():
+    for n, k in itertools.combinations_with_replacement(range(8, 0, -1), 2):
+        for c in range(n + 1):
+            solved = [any(kept) for kept in itertools.combinations([i < c for i in range(n)], k)]
+            assert pass_at_k(n, c, k) == pytest.approx(np.mean(solved), abs=1e-15)
+    unlucky = np.prod(1 - 400 / np.arange(901, 1001))  # as in the paper's code
+    assert pass_at_k(1000, 100, 400) == pytest.approx(1 - unlucky, rel=1e-12)
+
+
 def test_pass_at_k_is_not_the_mean(tempted):
-    scores, _ = make_trainer(tempted, eval_problems=16, eval_samples=4).evaluate()
-    assert 0 < scores["sampled"] < scores["pass@4"] <= 1
+    changes = {"eval_problems": 16, "eval_samples": 4, "eval_k": [1, 2, 4]}
+    scores, _ = make_trainer(tempted, **changes).evaluate()
+    assert scores["pass@1"] == scores["sampled"]
+    assert 0 < scores["pass@1"] < scores["pass@2"] < scores["pass@4"] <= 1
 
 
 def test_training_never_sees_a_held_out_problem(tempted):
