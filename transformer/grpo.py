@@ -22,7 +22,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, Field, asdict, fields
+from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -259,12 +259,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     arguments = parser.parse_args(argv)
     if arguments.save_every < 1:
         raise ValueError(f"--save-every must be at least 1, got {arguments.save_every}")
-    given = {
-        one.name: value
-        for one in fields(Settings)
-        if (value := getattr(arguments, one.name, MISSING)) is not MISSING
-    }
-    given = {**RECIPES.get(arguments.recipe, {}), **given}
+    names = {one.name for one in fields(Settings)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    given = RECIPES.get(arguments.recipe, {}) | given
     if given.get("data") is not None:
         if "task" in given:
             raise ValueError(
@@ -315,13 +312,10 @@ def _run_in(
         progress.say(f"{run.folder} is finished: {run.folder / 'curve.png'}")
         return
     with world.together():
-        trainer = Trainer(settings, world.device, world)
+        trainer, tracker = Trainer(settings, world.device, world), Tracker()
         if world.main:
             tracker = open_tracker(arguments.report_to, run.folder, asdict(settings))
             stack.callback(tracker.close)
-    if not world.main:
-        train(trainer, run, save_every=arguments.save_every)
-        return
     undrawn = missing("plot", "matplotlib")
     if undrawn:
         progress.say(f"note: the run will have no curve.png: {undrawn}")

@@ -1,6 +1,5 @@
 """The curves of GRPO runs: what was earned, on held-out problems too, and what goes with it."""
 
-import argparse
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -41,17 +40,9 @@ def draw(folders: Sequence[Path], path: Path) -> None:
     _held_out(axes[0], runs)
     for axis, (metric, title) in zip(axes[1:], PANELS):
         for colour, lines in zip(cycle(COLOURS), runs.values()):
-            points = [
-                (line["step"], line[metric]) for line in lines if metric in line and "step" in line
-            ]
-            if points:
+            if points := _points(lines, "step", metric):
                 axis.plot(*zip(*points), color=colour, linewidth=1.2)
-            held_out = [
-                (line["evaluation"], line[metric])
-                for line in lines
-                if metric == "reward" and metric in line and "evaluation" in line
-            ]
-            if held_out:
+            if metric == "reward" and (held_out := _points(lines, "evaluation", metric)):
                 axis.plot(*zip(*held_out), "o", color=colour, markersize=4, label="held-out")
                 axis.legend(fontsize=8)
         axis.set_title(title, fontsize=10)
@@ -65,16 +56,19 @@ def draw(folders: Sequence[Path], path: Path) -> None:
         )
 
 
+def _points(lines: Sequence[dict[str, Any]], kind: str, metric: str) -> list[tuple[float, float]]:
+    """What steps or evaluations measured, each with its number."""
+    return [(line[kind], line[metric]) for line in lines if kind in line and metric in line]
+
+
 def _held_out(axis: Any, runs: dict[str, list[dict[str, Any]]]) -> None:
     """Accuracy on held-out problems: greedy, sampled, and pass@k."""
     styles = {"greedy": "--", "sampled": "-"}  # and dots for each pass@k
     for colour, (name, lines) in zip(cycle(COLOURS), runs.items()):
-        found = [line for line in lines if "evaluation" in line]
-        for key in dict.fromkeys(x for line in found for x in line):
+        for key in dict.fromkeys(x for line in lines if "evaluation" in line for x in line):
             if key in styles or key.startswith("pass@"):
-                points = [(line["evaluation"], line[key]) for line in found if key in line]
+                points, style = _points(lines, "evaluation", key), styles.get(key, ":")
                 label = f"{name}, {key}" if len(runs) > 1 else key
-                style = styles.get(key, ":")
                 axis.plot(*zip(*points), style, color=colour, label=label, marker="o", markersize=3)
     axis.set_title("right answers to held-out problems", fontsize=10)
     axis.set_ylim(-0.02, 1.02)
@@ -87,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser(prog="python -m transformer.grpo plot", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="(curves.png)")
-    arguments: argparse.Namespace = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     if sentence := missing("plot", "matplotlib"):
         raise ValueError(sentence)
     draw(arguments.runs, arguments.out)

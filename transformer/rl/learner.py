@@ -13,7 +13,14 @@ from transformer.model.decoder import Transformer
 from transformer.rl.groups import groups_of
 from transformer.rl.loss import Metrics, Totals, group_advantages, grpo_loss
 from transformer.rl.recipes import Settings
-from transformer.rl.rollout import Policy, Rollout, RolloutBatch, collate, completion_logprobs
+from transformer.rl.rollout import (
+    Forward,
+    Policy,
+    Rollout,
+    RolloutBatch,
+    collate,
+    completion_logprobs,
+)
 from transformer.training.lora import adapters_off, add_adapters
 from transformer.training.parallel import World, clip_gradients, exchange_gradients, shard
 from transformer.training.recompute import recompute_activations
@@ -22,10 +29,7 @@ GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
 
 
 class Learner:
-    """Changes the policy's weights, in place.
-
-    On several processes every rank has one, learns from its share of the groups, and holds its part
-    of the weights; all of them call the same methods in the same order.
+    """Changes the policy's weights, in place. Of several processes each has one, see `Trainer`.
 
     Args:
         settings: resolved.
@@ -75,17 +79,16 @@ class Learner:
             ValueError: the sampler and the trainer do not agree on the log-probabilities.
         """
         s, world = self.settings, self.world
-        counted = [not (s.mask_truncated and rollout.truncated) for rollout in rollouts]
+        counted = [i for i, r in enumerate(rollouts) if not (s.mask_truncated and r.truncated)]
         advantages = self.advantages(rollouts)
-        lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-        tokens = sum(length for length, counts in zip(lengths, counted) if counts)
+        tokens = sum(len(rollouts[row].completion.tokens) for row in counted)
         totals = Totals(
             rows=max(int(world.total(len(rollouts))), 1),
             tokens=int(world.total(tokens)),
             limit=s.max_tokens,
         )
         matters = (advantages != 0).tolist()
-        kept = [row for row in range(len(rollouts)) if counted[row] and (s.beta or matters[row])]
+        kept = [row for row in counted if s.beta or matters[row]]
         micro_batches = self._micro_batches(rollouts, kept)
         measured = {"learned": world.total(len(kept)), "lr": s.rate_at(step)}
         old: list[Tensor | None] = [None] * len(micro_batches)
@@ -165,10 +168,9 @@ class Learner:
             token, unwanted, token[0, :0], unwanted[:0], torch.zeros_like(token[:0]).float()
         )
 
-    def _logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
-        return completion_logprobs(
-            self._forward, batch, self.policy.banned, self.settings.temperature
-        )
+    def _logprobs(self, batch: RolloutBatch, model: Forward | None = None) -> tuple[Tensor, Tensor]:
+        banned, temperature = self.policy.banned, self.settings.temperature
+        return completion_logprobs(model or self._forward, batch, banned, temperature)
 
     def _forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
         """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
@@ -181,17 +183,11 @@ class Learner:
     def _reference_logprobs(self, batch: RolloutBatch) -> Tensor | None:
         if not self.settings.beta:
             return None
-        reference = self.reference
-        with torch.no_grad():
-            if reference is None:
-                with adapters_off(self.policy.model):
-                    return self._logprobs(batch)[0]
-            return completion_logprobs(
-                lambda tokens, wanted: reference(tokens, wanted=wanted),
-                batch,
-                self.policy.banned,
-                self.settings.temperature,
-            )[0]
+        if (reference := self.reference) is not None:
+            with torch.no_grad():
+                return self._logprobs(batch, lambda x, wanted: reference(x, wanted=wanted))[0]
+        with torch.no_grad(), adapters_off(self.policy.model):
+            return self._logprobs(batch)[0]
 
     def _check_gap(self, gap: float, step: int) -> None:
         if self.dtype == torch.float32 and not gap <= GAP:

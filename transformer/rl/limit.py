@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from transformer.tasks.verifiers import RewardError
@@ -31,10 +31,8 @@ def at_most(seconds: float, name: str) -> Iterator[None]:
 
     started = time.monotonic()
     try:
-        if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
-            with _alarm(seconds, ring):
-                yield
-        else:
+        main = threading.current_thread() is threading.main_thread()
+        with _alarm(seconds, ring) if main and hasattr(signal, "setitimer") else nullcontext():
             yield
     except _TooLongError:
         pass

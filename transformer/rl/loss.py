@@ -261,7 +261,8 @@ def grpo_loss(
         ValueError: shapes that do not fit, a mask that is not bool, beta without a reference or
             importance_cap without the sampler's log-probabilities.
     """
-    _check_inputs(logprobs, old, advantages, mask, loss, reference, sampler)
+    inputs = {"old": old, "mask": mask, "reference": reference, "sampler": sampler}
+    _check_inputs(logprobs, advantages, loss, inputs)
     old, advantage, unused = old.detach(), advantages[:, None], ~mask
     lengths = mask.sum(-1, keepdim=True).clamp(min=1)
 
@@ -292,13 +293,9 @@ def grpo_loss(
         if loss.beta:
             per_token = per_token + loss.beta * kl
 
-    per_token = per_token.masked_fill(unused, 0)
-    if loss.reduce == "grpo":
-        per_token = per_token / (totals.rows * lengths)
-    elif loss.reduce == "dapo":
-        per_token = per_token / max(totals.tokens, 1)
-    else:
-        per_token = per_token / (totals.rows * totals.limit)
+    rows, tokens = totals.rows, max(totals.tokens, 1)
+    sizes: Any = {"grpo": rows * lengths, "dapo": tokens, "dr_grpo": rows * totals.limit}
+    per_token = per_token.masked_fill(unused, 0) / sizes[loss.reduce]
     return per_token.sum(), _metrics(mask, seen)
 
 
@@ -320,18 +317,9 @@ def _check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def _check_inputs(
-    logprobs: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss: Loss,
-    reference: Tensor | None,
-    sampler: Tensor | None,
-) -> None:
+def _check_inputs(logprobs: Tensor, advantages: Tensor, loss: Loss, inputs: dict[str, Any]) -> None:
     if logprobs.ndim != 2:
         raise ValueError(f"logprobs must have shape (B, T), got {tuple(logprobs.shape)}")
-    inputs = {"old": old, "mask": mask, "reference": reference, "sampler": sampler}
     for name, x in inputs.items():
         if x is not None and x.shape != logprobs.shape:
             raise ValueError(
@@ -343,12 +331,9 @@ def _check_inputs(
             f"advantages must have shape ({len(logprobs)},), one for each row of logprobs, got"
             f" {tuple(advantages.shape)}"
         )
-    if mask.dtype != torch.bool:
-        raise ValueError(f"the mask must be bool, got {str(mask.dtype).removeprefix('torch.')}")
-    if loss.beta and reference is None:
+    if (dtype := inputs["mask"].dtype) != torch.bool:
+        raise ValueError(f"the mask must be bool, got {str(dtype).removeprefix('torch.')}")
+    if loss.beta and inputs["reference"] is None:
         raise ValueError(f"beta = {loss.beta} needs the reference's log-probabilities, got None")
-    if loss.importance_cap is not None and sampler is None:
-        raise ValueError(
-            f"importance_cap = {loss.importance_cap} needs the sampler's log-probabilities, got"
-            " None"
-        )
+    if (cap := loss.importance_cap) is not None and inputs["sampler"] is None:
+        raise ValueError(f"importance_cap = {cap} needs the sampler's log-probabilities, got None")

@@ -50,12 +50,8 @@ class Settings:
     decay: float = setting(0.0, "share of the steps, the last, over which it falls to nothing")
     clip_gradient: float = setting(1.0, "largest norm of the gradient")
     epochs: int = setting(1, "updates with the same rollouts")
-    scale: Scale = setting(
-        "group", "what advantages are divided by, see rl/loss.py; rloo: leave one out"
-    )
-    policy_loss: PolicyLoss = setting(
-        "ppo", "ppo: no gradient for ratios out of bounds; cispo: clipped weights (MiniMax-M1)"
-    )
+    scale: Scale = setting("group", "divides advantages, see rl/loss.py; rloo: leave one out")
+    policy_loss: PolicyLoss = setting("ppo", "cispo: clipped weights for all tokens (MiniMax-M1)")
     ratio: Ratio = setting("token", "probability ratios of a token, or of a sequence (GSPO)")
     reduce: Reduce = setting("dapo", "how the tokens' losses become one number, see rl/loss.py")
     clip_low: float = setting(0.2, "how far a ratio may fall; 1: to nothing")
@@ -82,9 +78,7 @@ class Settings:
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
     checkpointing: bool = setting(False, "recompute activations in the backward pass")
-    save_rollouts: str | None = setting(
-        None, "a new file for all completions of training: a JSON line for each"
-    )
+    save_rollouts: str | None = setting(None, "a new file: a JSON line for each completion")
     data_content: str | None = None  # a fingerprint; no option
 
     def __post_init__(self) -> None:
@@ -198,13 +192,9 @@ def task_of(settings: Settings) -> Task:
     """
     if settings.data is None:
         return find_task(settings.task)
-    path, held_out = Path(settings.data), settings.eval_data
-    return Problems(
-        str(path),
-        read_jsonl(path),
-        None if held_out is None else read_jsonl(Path(held_out)),
-        settings.reward,
-    )
+    path, other = Path(settings.data), settings.eval_data
+    held_out = None if other is None else read_jsonl(Path(other))
+    return Problems(str(path), read_jsonl(path), held_out, settings.reward)
 
 
 def find_task(name: str) -> Task:

@@ -67,15 +67,11 @@ class Policy:
         # A run that is taken up again ends in the same bits: also its gradients must have them.
         attend = partial(flash_versions.attention, version=attention, deterministic=True)
         model = load_model(folder, attend, device, torch.float32)
-        pad = tokenizer.token_id(tokenizer.special_tokens.get("pad_token", ""))
-        banned = set(range(tokenizer.vocab_size, config.vocab_size))
-        banned |= {pad} if pad is not None else set()
-        banned |= {
-            token
-            for text in tokenizer.control_tokens
-            if "reserved" in text and (token := tokenizer.token_id(text)) is not None
-        }
-        return cls(model, tokenizer, load_template(folder), eos, tuple(sorted(banned - set(eos))))
+        reserved = (text for text in tokenizer.control_tokens if "reserved" in text)
+        unwanted = (tokenizer.special_tokens.get("pad_token", ""), *reserved)
+        ids = {token for text in unwanted if (token := tokenizer.token_id(text)) is not None}
+        banned = {*range(tokenizer.vocab_size, config.vocab_size), *ids} - {*eos}
+        return cls(model, tokenizer, load_template(folder), eos, tuple(sorted(banned)))
 
     def encode(self, problem: Problem) -> list[int]:
         """The tokens of a problem's prompt; ValueError if it leaves no room for an answer."""

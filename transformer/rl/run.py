@@ -63,6 +63,7 @@ class Run:
 
     def __init__(self, folder: Path, settings: Settings, world: World = ALONE) -> None:
         self.folder, self.settings, self.world = folder, settings, world
+        self._state = folder / STATE
         self._logs = {name: folder / name for name in (METRICS, SAMPLES)}
         if settings.save_rollouts is not None:
             self._logs[ROLLOUTS] = Path(settings.save_rollouts)
@@ -79,8 +80,7 @@ class Run:
             rollouts = self._logs.get(ROLLOUTS)
             if rollouts is not None and (rollouts.exists() or rollouts.resolve() in taken):
                 raise ValueError(
-                    f"--save-rollouts {rollouts} must be a new file, and none that the run writes"
-                    " besides"
+                    f"--save-rollouts {rollouts} must be a new file, none of the run's"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             write_text(config, json.dumps(asdict(settings), indent=2) + "\n")
@@ -92,10 +92,6 @@ class Run:
     def finished(self) -> bool:
         """Whether the last step was taken and its checkpoint written."""
         return (self.folder / FINAL / "config.json").exists() and not has_state(self._state)
-
-    @property
-    def _state(self) -> Path:
-        return self.folder / STATE
 
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
         names = [one.name for one in fields(Settings) if one.compare]
@@ -112,10 +108,6 @@ class Run:
         with writing(path), path.open("ab") as file:
             file.write(lines)
         self._sizes[name] += len(lines)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """What was measured so far."""
-        return read_metrics(self.folder)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the state, replacing the one before it at once; all ranks call it together."""

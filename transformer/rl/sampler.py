@@ -6,7 +6,7 @@ samples depends on the settings, the weights, a counter and the pool of problems
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
 from statistics import fmean
@@ -18,7 +18,6 @@ from transformer.rl.groups import Asked, Pool, groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings, task_of
 from transformer.rl.rollout import Policy, Rollout, roll_out
 from transformer.tasks.problems import Problems
-from transformer.tasks.task import Problem
 from transformer.training.parallel import World
 
 DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
@@ -46,9 +45,8 @@ class Groups:
 
 
 class Sampler:
-    """Asks the policy for the rollouts of training and of evaluation.
-
-    On several processes every rank has one and samples its share of the groups.
+    """Asks the policy for the rollouts of training and of evaluation; on several processes, for its
+    share of the groups.
 
     Args:
         settings: resolved.
@@ -71,14 +69,7 @@ class Sampler:
         """The problems that a step draws, as many as anybody asks for."""
         rng = Random(f"{self.settings.seed} {step}")
         while True:
-            yield self._addressed(self.task.sample(rng))
-
-    def _addressed(self, problem: Problem) -> Problem:
-        """The problem under the system prompt, if there is one and it has none of its own."""
-        system = self.settings.system
-        if system is None or any(message["role"] == "system" for message in problem.history):
-            return problem
-        return replace(problem, history=({"role": "system", "content": system}, *problem.history))
+            yield self.task.sample(rng).under(self.settings.system)
 
     def _check_prompts(self) -> None:
         """Refuse prompts of a file that leave no room for an answer, before the first step."""
@@ -86,7 +77,7 @@ class Sampler:
             return
         for number, line in enumerate(self.task.lines):
             try:
-                self.policy.encode(self._addressed(self.task.problem(number)))
+                self.policy.encode(self.task.problem(number).under(self.settings.system))
             except ValueError as error:
                 raise ValueError(f"{line.name}: {error}") from error
 
@@ -97,11 +88,6 @@ class Sampler:
         if again:  # more is learned from them than from fresh ones, so every rank has its part
             Random(f"{self.settings.seed} {step} order").shuffle(asked)
         return asked
-
-    def _spreads(self, found: Sequence[Rollout]) -> Iterator[bool]:
-        """Whether the groups have a spread, those of all ranks; of this rank's rollouts."""
-        mine = [spread(group) for group in groups_of(found, self.settings.group)]
-        return chain(*self.world.gather(mine))
 
     def roll_out(self, model: Transformer, step: int) -> Groups:
         """Sample the groups of a step from a model.
@@ -121,12 +107,12 @@ class Sampler:
                     model, problems, s.group, seed=s.seed, first=self.drawn, greedy=False
                 )
             self.drawn += missing * s.group
+            groups = [(group, spread(group)) for group in groups_of(found, s.group)]
             if s.replay:
                 asked += now
-                spreads += self._spreads(found)
-            for group in groups_of(found, s.group):
-                wanted = spread(group) or not s.dynamic_sampling
-                (rollouts if wanted else passed_over).extend(group)
+                spreads += chain(*self.world.gather([differs for _, differs in groups]))
+            for group, differs in groups:
+                (passed_over if s.dynamic_sampling and not differs else rollouts).extend(group)
             missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
             if not missing:
                 break
@@ -175,8 +161,8 @@ class Sampler:
         the smallest of them.
         """
         s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
-        drawn_problems = self.task.draw(rng, s.eval_problems, held_out=True)
-        problems = [self._addressed(problem) for problem in drawn_problems]
+        problems = self.task.draw(rng, s.eval_problems, held_out=True)
+        problems = [problem.under(s.system) for problem in problems]
         seed = -1 - s.seed
         with self.world.together():
             greedy, sampled = (

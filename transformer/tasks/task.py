@@ -25,7 +25,7 @@ the problem, not of the text: 12+7, "seven plus 12", and "plus 7?" after an answ
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import md5
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -176,6 +176,12 @@ class Problem:
     def messages(self) -> list[Message]:
         """The conversation, up to and including the question."""
         return [*self.history, {"role": "user", "content": self.question}]
+
+    def under(self, system: str | None) -> "Problem":
+        """The problem under a system prompt, if there is one and it has none of its own."""
+        if system is None or any(message["role"] == "system" for message in self.history):
+            return self
+        return replace(self, history=({"role": "system", "content": system}, *self.history))
 
     @property
     def held_out(self) -> bool:

@@ -111,10 +111,7 @@ def second_question(rng: Random, held_out: bool = True) -> Problem:
 
 def addressed(rng: Random, problem: Problem) -> Problem:
     """The problem as it was put in training: sometimes under a system prompt."""
-    system = phrases.system_prompt(rng)
-    if not system:
-        return problem
-    return replace(problem, history=({"role": "system", "content": system}, *problem.history))
+    return problem.under(phrases.system_prompt(rng) or None)
 
 
 def stated_number(reply: str) -> int | None:

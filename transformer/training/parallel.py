@@ -101,10 +101,6 @@ class World:
         dist.all_gather_object(found, x)
         return found
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.total(0)
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Leave the block together: an error in it on one rank ends all of them.

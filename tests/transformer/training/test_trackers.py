@@ -60,19 +60,16 @@ def tune(tempted, tmp_path):
 def test_grpo_reports(grpo_command, tempted, tmp_path, tracker):
     name, fake = tracker
     run = tmp_path / "run"
-    code, err = grpo_command(
-        *options(tempted, steps=2, eval_every=2), "--out", run, "--report-to", name
-    )
+    argv = [*options(tempted, steps=2, eval_every=2), "--out", run, "--report-to", name]
+    code, err = grpo_command(*argv)
     assert code == 0, err
     assert fake.is_closed
     lines = read_metrics(run)
     assert len(lines) == 4  # two steps, an evaluation before and after
     for line in lines:
+        step, kind = (line["step"], "") if "step" in line else (line["evaluation"], "held out/")
         for key in ("reward", "length"):
-            told = (
-                (line["step"], key) if "step" in line else (line["evaluation"], f"held out/{key}")
-            )
-            assert fake.told[told] == pytest.approx(line[key], rel=1e-5)
+            assert fake.told[step, kind + key] == pytest.approx(line[key], rel=1e-5)
     if name == "wandb":
         assert fake.about["name"] == "run" and fake.about["dir"] == str(run)
         assert fake.about["config"]["steps"] == 2
