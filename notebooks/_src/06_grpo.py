@@ -266,7 +266,7 @@ checked("bad_stops_at_the_bound", not push[-1.0][below].any() and (push[-1.0][~b
 # 0.012 in one round of answers, while a token of probability 0.5 could reach 0.6. Rare good tokens would
 # grow too slowly. The paper on DAPO, another variant, introduced this under the name *clip-higher*.
 #
-# The two functions in the package:
+# The two functions in the package ([loss.py](../transformer/rl/loss.py) explains RLOO and CISPO):
 
 # %%
 show(group_advantages, docstring=False)
