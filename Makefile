@@ -85,7 +85,7 @@ bench: $(VENV)/.ready ## time every version on this machine's GPU: make bench AR
 	$(BIN)/python -m flash_versions.bench $(ARGS)
 
 plot: $(VENV)/.ready-plot ## redraw figures and tables of the documents from docs/results; needs no GPU
-	$(BIN)/python -m flash_versions.report
+	$(BIN)/python -m docs.report
 	$(BIN)/python -m flash_versions.plot
 
 lab: $(VENV)/.ready-notebooks ## read and run the notebooks in JupyterLab

@@ -33,6 +33,7 @@ exclude_patterns = [
     "extensions",
     "use/examples",
     "results",
+    "report",
     "extra",
 ]
 html_extra_path = ["extra"]

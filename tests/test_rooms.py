@@ -8,7 +8,7 @@ from tests.helpers import ROOT
 
 MAKING = "versions.tiles versions.fp8 dispatch"  # what versions are made of
 LABORATORY = (
-    "bench", "checker", "inspect", "mine", "plot", "puzzles", "report", "verify",
+    "bench", "checker", "inspect", "mine", "plot", "puzzles", "verify",
 )  # fmt: skip
 DOORS = (
     "flash_versions", "flash_versions.files", "flash_versions.flash_attn",

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from docs.report.documents import fp8_accuracy
 from flash_versions import attention_reference
 from flash_versions.bench import accuracy
 from flash_versions.bench.accuracy import (
@@ -16,7 +17,6 @@ from flash_versions.bench.accuracy import (
     main,
 )
 from flash_versions.bench.results import merged
-from flash_versions.report.documents import fp8_accuracy
 
 pytestmark = pytest.mark.slow
 

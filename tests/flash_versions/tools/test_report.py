@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from docs.report import documents as report
 from flash_versions.bench import results, suites
-from flash_versions.report import documents as report
 from tests.helpers.committed_results import RESULTS, cells, without
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
 def test_documents_say_what_was_measured(path):
-    """Every marked block is what `python -m flash_versions.report` would write now."""
+    """Every marked block is what `python -m docs.report` would write now."""
     text = path.read_text()
     assert report.filled(text, RESULTS) == text
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from statistics import geometric_mean
 
+from docs.report.tables import grouped, markdown, pivot, provenance, rate, where_and_when
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import Document, Row, any_row, label, mask, names, rate_of
-from flash_versions.report.tables import grouped, markdown, pivot, provenance, rate, where_and_when
 
 
 def processes(document: Document, suite: str = "processes") -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from docs.report.tables import by_shape, markdown, where_and_when
 from flash_versions import VERSIONS
 from flash_versions.bench.results import Document, Row, label, rate_of
-from flash_versions.report.tables import by_shape, markdown, where_and_when
 
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")

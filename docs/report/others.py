@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
+from docs.report.tables import grouped, markdown, where_and_when
 from flash_versions.bench.results import Document, Row
-from flash_versions.report.tables import grouped, markdown, where_and_when
 
 PEERS = ("cudnn", "flash-attn-4")
 

@@ -1,4 +1,4 @@
-"""Turn measured results into the tables of the documents: `python -m flash_versions.report`.
+"""Turn measured results into the tables of the documents: `python -m docs.report`.
 
 Every table of measurements in README.md and docs/ stands between two markers that name it:
 
@@ -14,6 +14,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from docs.report import others as report_others
+from docs.report import ragged as report_ragged
+from docs.report import tiles as report_tiles
+from docs.report import transformer as report_transformer
+from docs.report import versions as report_versions
+from docs.report.tables import (
+    by_shape,
+    grouped,
+    markdown,
+    pivot,
+    provenance,
+    rate,
+    where,
+    where_and_when,
+)
 from flash_versions.bench.files import write
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
@@ -29,21 +44,6 @@ from flash_versions.bench.results import (
     rate_of,
     read_results,
     shapes,
-)
-from flash_versions.report import others as report_others
-from flash_versions.report import ragged as report_ragged
-from flash_versions.report import tiles as report_tiles
-from flash_versions.report import transformer as report_transformer
-from flash_versions.report import versions as report_versions
-from flash_versions.report.tables import (
-    by_shape,
-    grouped,
-    markdown,
-    pivot,
-    provenance,
-    rate,
-    where,
-    where_and_when,
 )
 
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

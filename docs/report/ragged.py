@@ -5,8 +5,8 @@ over lengths and pages, dense calls, and what else can be asked for.
 import statistics
 from collections.abc import Callable, Iterator
 
+from docs.report.tables import grouped, markdown, pivot, where_and_when
 from flash_versions.bench.results import Document, Row
-from flash_versions.report.tables import grouped, markdown, pivot, where_and_when
 
 HEADS = 16
 PASSES = ("forward", "backward")

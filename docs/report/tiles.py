@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from docs.report.tables import markdown
 from flash_versions.bench.results import Document, Row
-from flash_versions.report.tables import markdown
 
 KERNELS = {
     ("fa1", "forward"): "FA1 forward",
