@@ -266,21 +266,29 @@ def host_times(
     return rows
 
 
-def host_time(call: Callable[[], object], repeats: int = 50) -> float:
-    """Mean microseconds of a call on the host."""
+def host_time(call: Callable[[], object], repeats: int = 50, wait: bool = False) -> float:
+    """Mean microseconds of a call on the host, after one that is not counted; with `wait`, until
+    the GPU has done all.
+    """
+    done = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     call()
-    torch.cuda.synchronize()
+    done()
     start = time.perf_counter()
     for _ in range(repeats):
         call()
+    if wait:
+        done()
     elapsed = time.perf_counter() - start
-    torch.cuda.synchronize()
+    done()
     return elapsed / repeats * 1e6
 
 
-def copy_bandwidth(rounds: int) -> float:
-    """TB/s of a large device-to-device copy, bytes read plus bytes written: decoding's ceiling."""
-    source = torch.randn(2**29, device="cuda").bfloat16()
-    target = torch.empty_like(source)
-    times = timed({"copy": lambda: target.copy_(source)}, rounds)["copy"]
+def copy_bandwidth(rounds: int, device: str = "cuda") -> float:
+    """TB/s of a large copy on a device, bytes read plus bytes written: decoding's ceiling."""
+    source = torch.randn(2**29 if device == "cuda" else 2**26, device=device).bfloat16()
+    copy = partial(torch.empty_like(source).copy_, source)
+    if device == "cuda":
+        times = timed({"copy": copy}, rounds)["copy"]
+    else:
+        times = [host_time(copy, rounds) / 1e3]
     return 2 * source.nbytes / statistics.median(times) / 1e9

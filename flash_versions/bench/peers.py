@@ -64,12 +64,19 @@ def torch_backend(backend: SDPBackend, q, k, v, causal: bool) -> torch.Tensor:
     return o.transpose(1, 2)
 
 
-def flash_attn_4(q, k, v, causal: bool) -> torch.Tensor:
-    """flash-attn-4's CuTe kernels, compiled on the first call; its cache on disk is turned on."""
+def flash_attn_4(q, k, v, causal: bool, bounds=None, longest: int = 0, **options) -> torch.Tensor:
+    """flash-attn-4's CuTe kernels, compiled on the first call; its cache on disk is turned on.
+    Packed sequences have bounds, the longest and no dimension for the batch.
+    """
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # read when imported
-    from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found,unused-ignore]
+    from flash_attn import cute  # type: ignore[import-not-found,unused-ignore]
 
-    result = flash_attn_func(q, k, v, causal=causal)
+    if bounds is None:
+        result = cute.flash_attn_func(q, k, v, causal=causal, **options)
+    else:
+        given = {"cu_seqlens_q": bounds, "max_seqlen_q": longest, "causal": causal}
+        given |= {"cu_seqlens_k": bounds, "max_seqlen_k": longest}
+        result = cute.flash_attn_varlen_func(q, k, v, **given, **options)
     return result[0] if isinstance(result, tuple) else result
 
 

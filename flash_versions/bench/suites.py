@@ -255,7 +255,8 @@ def ablated_backward(causal: bool) -> Iterator[Competitor]:
         if not version.backward_variants:
             continue
         for variant, backward in {"": version.backward, **version.backward_variants}.items():
-            changed = replace(version, backward=backward)
+            # Without kinds: a plan that is found by them would be the version's own.
+            changed = replace(version, backward=backward, kind_of=lambda request: None)
             function = partial(differentiable, changed, causal)
             yield Competitor(f"{name} {variant}".rstrip(), function, of=name, variant=variant)
 

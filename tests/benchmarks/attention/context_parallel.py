@@ -13,7 +13,7 @@ same under gloo, to try the command.
 
 import os
 import statistics
-import time
+from dataclasses import asdict
 from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,17 +34,11 @@ from flash_versions.versions.oracle.checks import (  # noqa: E402
     refuse_over,
     refuse_unless_finite,
 )
-from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
+from tests.benchmarks.harness import keep, now, parser, passed  # noqa: E402
 
 MODERATE = 2048  # rows, of which the oracle takes the full score matrix
 ALONE = "1 GPU"
 SUITES = {"forward": "context parallel", "both": "context parallel backward"}
-
-
-def say(text):
-    """A line from rank 0."""
-    if dist.get_rank() == 0:
-        print(text, flush=True)
 
 
 def same_inputs(shape, device, dtype):
@@ -69,20 +63,14 @@ def differentiated(run, q, k, v, do):
     return o.detach(), *torch.autograd.grad(o, leaves, do)
 
 
-def refuse_wrong(shape, device, dtype, version):
+def refuse_all_wrong(shape, device, dtype, version):
     """Raise an ArithmeticError on all ranks if anything is over its budget."""
     q, k, v, do = same_inputs(shape, device, dtype)
-    request = make_request(q, k, v, causal=shape.causal)
+    request, options = make_request(q, k, v, causal=shape.causal), {"check": True}
+    options |= {"causal": shape.causal, "version": version, "return_lse": True}
     for method in METHODS:
         leaves = [shard(x).requires_grad_() for x in (q, k, v)]
-        o, lse = context_parallel_attention(
-            *leaves,
-            causal=shape.causal,
-            method=method,
-            version=version,
-            return_lse=True,
-            check=True,
-        )
+        o, lse = context_parallel_attention(*leaves, method=method, **options)
         gradients = torch.autograd.grad(o, leaves, shard(do))
         found = {"o": unshard(o.detach()), "lse": unshard(lse.detach(), dim=2)}
         found |= {name: unshard(x) for name, x in zip(("dq", "dk", "dv"), gradients)}
@@ -120,12 +108,10 @@ def wrong_here(results, q, k, v, causal):
 
 def elapsed(call, device):
     """(milliseconds of the slowest rank, results) of a call; None for a rank that only waits."""
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
+    now(device)
     dist.barrier()
     results, ms = None, 0.0
-    if call is not None and on_gpu:
+    if call is not None and device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         results = call()
@@ -133,9 +119,9 @@ def elapsed(call, device):
         end.synchronize()
         ms = start.elapsed_time(end)
     elif call is not None:
-        began = time.perf_counter()
+        began = now(device)
         results = call()
-        ms = (time.perf_counter() - began) * 1e3
+        ms = (now(device) - began) * 1e3
     slowest = torch.tensor(ms, device=device, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.item(), results
@@ -174,7 +160,8 @@ def measure(shape, device, dtype, version, rounds, seconds):
                     reasons[name] = reason
                 del results
         for name, spent in times.items():
-            row = {"suite": suite, **shape_fields(shape), "version": name, "kernels": chosen}
+            about = {key: x for key, x in asdict(shape).items() if key != "dtype"}
+            row = {"suite": suite, **about, "version": name, "kernels": chosen}
             row["gpus"] = 1 if name == ALONE else dist.get_world_size()
             if name in reasons:
                 row["reason"] = reasons[name]
@@ -187,12 +174,8 @@ def measure(shape, device, dtype, version, rounds, seconds):
     return rows
 
 
-def shape_fields(shape):
-    """What tells a shape from others in a row."""
-    return {name: getattr(shape, name) for name in ("B", "H", "Hkv", "M", "N", "D", "causal")}
-
-
 def main():
+    """Check and measure."""
     add = (made := parser(__doc__, seconds=75.0)).add_argument
     add("--length", type=int, default=2**17, help="rows of the whole sequence")
     add("--version", default="auto", help="which kernels")
@@ -219,15 +202,13 @@ def main():
         for h, kv_heads in heads:
             length = min(args.length, MODERATE)
             shape = Shape(1, h, kv_heads, length, length, head_dim, causal)
-            refuse_wrong(shape, device, dtype, args.version)
-    say(f"right at {length} rows, after {passed():.0f} s")
+            refuse_all_wrong(shape, device, dtype, args.version)
     for h, kv_heads in heads:
         for causal in (True, False):
             shape = Shape(1, h, kv_heads, args.length, args.length, head_dim, causal)
             rows = measure(shape, device, dtype, args.version, args.rounds, args.seconds)
             if dist.get_rank() == 0:
                 keep(document, args.out, rows)
-    say(f"wrote {args.out} after {passed():.0f} s")
     dist.destroy_process_group()
 
 

@@ -14,11 +14,11 @@ the same for both. A time is that of a step between two waits for the device, th
 `--steps`.
 """
 
-import gc
-import json
 import os
 import statistics
 import tempfile
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import transformers
 
 from flash_versions.bench.document import new_document
 from flash_versions.integrations import hf
-from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason
+from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib
 from transformer.training import byte_tokenizer
 
 SUITE = "trainers"
@@ -230,38 +230,21 @@ INTEGRATIONS = {
 
 
 def measure(integration: str, attention: str, args: Any) -> dict:
-    """The row of a contestant, with its times or the reason why there is none."""
-    row = {"suite": SUITE, "integration": integration, "contestant": attention}
-    row |= {"processes": PROCESSES} if PROCESSES else {}
-    if passed() > args.seconds:
-        return row | {"reason": f"no time was left after {args.seconds:.0f} s"}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            torch._dynamo.reset()
-            trainer = INTEGRATIONS[integration](Bench(args, Path(folder)), attention)
-            timed = Timed(args.device)
-            trainer.add_callback(timed)
-            trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
-            trainer.train()
-        seconds = timed.seconds[WARM_UP:]
-        row |= {
-            "seconds": statistics.median(seconds),
-            "times": seconds,
-            "peak_gib": peak_gib(args.device),
-            "losses": [round(float(x), 4) for x in timed.losses],
-        }
-    except Exception as error:  # whatever it is, the others go on
-        row["reason"] = reason(error)
-    return row
-
-
-def earlier_rows(document: dict, path: Path, integrations: tuple[str, ...]) -> list[dict]:
-    """The rows of a file that are not measured again; they have to be of this code and machine."""
-    earlier = json.loads(path.read_text())
-    for key in ("source", "machine"):
-        if earlier[key] != document[key]:
-            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
-    return [row for row in earlier["rows"] if row["integration"] not in integrations]
+    """The fields of a contestant's row."""
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = INTEGRATIONS[integration](Bench(args, Path(folder)), attention)
+        timed = Timed(args.device)
+        trainer.add_callback(timed)
+        trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+        trainer.train()
+    seconds = timed.seconds[WARM_UP:]
+    return {
+        "seconds": statistics.median(seconds),
+        "times": seconds,
+        "peak_gib": peak_gib(args.device),
+        "losses": [round(float(x), 4) for x in timed.losses],
+    }
 
 
 def main() -> None:
@@ -278,15 +261,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
     document = new_document(args.device, LIBRARIES, protocol=protocol)
-    if args.add and args.out.exists():
-        document["rows"] = earlier_rows(document, args.out, args.integration)
-    for integration in args.integration:
-        for attention in CONTESTANTS:
-            row = measure(integration, attention, args)
-            if FIRST:
-                keep(document, args.out, [row], hidden=("suite", "times"))
-            gc.collect()
-            torch.cuda.empty_cache()
+    if args.add:
+        before = earlier(args.out, ("source", "machine"), document)
+        document["rows"] = [x for x in before if x["integration"] not in args.integration]
+    for integration, attention in product(args.integration, CONTESTANTS):
+        row = {"suite": SUITE, "integration": integration, "contestant": attention}
+        row |= {"processes": PROCESSES} if PROCESSES else {}
+        row = attempt(row, partial(measure, integration, attention, args), args.seconds)
+        if FIRST:
+            keep(document, args.out, [row], hidden=("suite", "times"))
 
 
 if __name__ == "__main__":

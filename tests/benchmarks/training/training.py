@@ -19,12 +19,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from torch.nn.attention import SDPBackend  # noqa: E402
 
 from flash_versions import attention  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.peers import torch_backend  # noqa: E402
-from tests.benchmarks.frame import keep, now, parser  # noqa: E402
+from flash_versions.bench.measure import host_time  # noqa: E402
+from flash_versions.bench.peers import PEERS  # noqa: E402
+from tests.benchmarks.harness import in_turns, keep, parser  # noqa: E402
 from transformer.training.corpus import Teacher  # noqa: E402
 from transformer.training.run import Recipe, Training  # noqa: E402
 
@@ -32,7 +32,6 @@ LAYER, CURVE = "layer", "training curve"
 SHAPE = {"B": 8, "S": 2048, "H": 16, "D": 128, "causal": True}
 ROUNDS, STEPS = 9, 20
 VERSIONS = ("fa2", "fa3", "fa4")
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "torch fa2": SDPBackend.FLASH_ATTENTION}
 SEEDS, CURVE_STEPS = (0, 1, 2), 200
 DEVICE, WORKERS = "cuda", 4
 
@@ -44,27 +43,19 @@ def layer_rows() -> list[dict]:
     leaves = [torch.randn(sizes, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
     do = torch.randn_like(leaves[0])
     leaves = [x.requires_grad_() for x in leaves]
-    functions: dict[str, Callable] = {
-        name: partial(attention, version=name, causal=True) for name in VERSIONS
-    }
-    for name, backend in BACKENDS.items():
-        functions[name] = partial(torch_backend, backend, causal=True)
+    functions = {name: partial(attention, version=name) for name in VERSIONS}
+    functions |= {name: PEERS[name].function for name in ("cudnn", "torch fa2")}
 
     def seconds(function: Callable) -> float:
-        began = now(DEVICE)
-        for _ in range(STEPS):
-            torch.autograd.grad(function(*leaves), leaves, do)
-        return (now(DEVICE) - began) / STEPS
+        def both() -> None:
+            torch.autograd.grad(function(*leaves, causal=True), leaves, do)
 
-    for function in functions.values():
-        seconds(function)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(ROUNDS):
-        for name, function in functions.items():
-            times[name].append(seconds(function))
+        return host_time(both, STEPS, wait=True) / 1e6
+
+    calls = {name: partial(seconds, function) for name, function in functions.items()}
     return [
         {"suite": LAYER, "version": name, **SHAPE, "seconds": statistics.median(x), "times": x}
-        for name, x in times.items()
+        for name, x in in_turns(calls, ROUNDS).items()
     ]
 
 

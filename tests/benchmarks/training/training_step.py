@@ -12,17 +12,17 @@ between two waits for the device, the median of `--steps` of them; compilation a
 are not counted. The losses are kept, and differ by rounding.
 """
 
-import gc
 import statistics
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 
 from flash_versions import attention
 from flash_versions.bench.document import new_document
-from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason
+from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib
 from tests.benchmarks.transformer.generate_speed import LLAMA_1B, random_model
 from tests.helpers.models.random_checkpoint import TINY
 from transformer.model.decoder import choose_attention
@@ -51,46 +51,42 @@ def operations(model, length):
     return 6 * weights + 3 * attending
 
 
-def measure(name, config, length, args, device, dtype):
-    """The row of a contestant at a length."""
+def measure(name, config, length, steps, device, dtype):
+    """The fields of a contestant's row at a length."""
     asked, compiled = CONTESTANTS[name]
     rows = max(1, TOKENS // length)
-    row = {"suite": SUITE, "contestant": name, "length": length, "rows": rows, "steps": args.steps}
-    try:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        version, _ = choose_attention(asked, config, device, dtype)
-        model = random_model(config, partial(attention, version=version), device, dtype, "torch")
-        forward = torch.compile(model) if compiled else model
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
-        tokens = torch.randint(config.vocab_size, (rows, length + 1), device=device)
-        seconds, losses = [], []
-        for step in range(WARM_UP + args.steps):
-            if step == WARM_UP:
-                forget_peak(device)
-            began = now(device)
-            logits = forward(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seconds.append(now(device) - began)
-            losses.append(loss.detach())
-        median = statistics.median(seconds[WARM_UP:])
-        rate = rows * length / median
-        row |= {
-            "attention": version,
-            "seconds": median,
-            "times": seconds[WARM_UP:],
-            "warm_up_seconds": sum(seconds[:WARM_UP]),
-            "tokens_per_second": rate,
-            "tflops": rate * operations(model, length) / 1e12,
-            "peak_gib": peak_gib(device),
-            "losses": [round(loss.item(), 5) for loss in losses],
-        }
-    except Exception as error:  # whatever it is, the others go on
-        row["reason"] = reason(error)
-    return row
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    version, _ = choose_attention(asked, config, device, dtype)
+    model = random_model(config, partial(attention, version=version), device, dtype, "torch")
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    tokens = torch.randint(config.vocab_size, (rows, length + 1), device=device)
+    seconds, losses = [], []
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            forget_peak(device)
+        began = now(device)
+        logits = forward(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(now(device) - began)
+        losses.append(loss.detach())
+    median = statistics.median(seconds[WARM_UP:])
+    rate = rows * length / median
+    return {
+        "rows": rows,
+        "attention": version,
+        "seconds": median,
+        "times": seconds[WARM_UP:],
+        "warm_up_seconds": sum(seconds[:WARM_UP]),
+        "tokens_per_second": rate,
+        "tflops": rate * operations(model, length) / 1e12,
+        "peak_gib": peak_gib(device),
+        "losses": [round(loss.item(), 5) for loss in losses],
+    }
 
 
 def main():
@@ -106,16 +102,11 @@ def main():
     config = TINY if args.tiny else MODEL
     protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
     document = new_document(device.type, protocol=protocol)
-    for length in args.length:
-        for name in args.contestant:
-            if passed() > args.seconds:
-                row = {"suite": SUITE, "contestant": name, "length": length}
-                row["reason"] = f"no time was left after {args.seconds:.0f} s"
-            else:
-                row = measure(name, config, length, args, device, dtype)
-            keep(document, args.out, [row], hidden=("suite", "times", "losses"))
-            gc.collect()
-            torch.cuda.empty_cache()
+    for length, name in product(args.length, args.contestant):
+        row = {"suite": SUITE, "contestant": name, "length": length, "steps": args.steps}
+        timed = partial(measure, name, config, length, args.steps, device, dtype)
+        row = attempt(row, timed, args.seconds)
+        keep(document, args.out, [row], hidden=("suite", "times", "losses"))
 
 
 if __name__ == "__main__":

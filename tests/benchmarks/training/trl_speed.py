@@ -13,12 +13,12 @@ A step has two phases, each timed between two waits for the device. "rollout": f
 rewards (TRL: `_generate_and_score_completions`). "learn": all else, the optimiser included.
 """
 
-import gc
 import os
 import statistics
 import tempfile
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -31,7 +31,7 @@ from transformers.trainer_callback import PrinterCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
-from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
+from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib  # noqa: E402
 from tests.helpers.models.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
 from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
 from transformer.model.weights import find_checkpoint  # noqa: E402
@@ -253,25 +253,16 @@ CONTESTANTS = {
 
 
 def measure(case, name, device, args):
-    """The row of a contestant."""
-    row = {"suite": SUITE, "case": case.name, "contestant": name}
-    row |= {x: getattr(case, x) for x in ("prompts", "group", "max_tokens", "micro_batch")}
-    if passed() > args.seconds:
-        return row | {"reason": f"no time was left after {args.seconds:.0f} s"}
+    """The fields of a contestant's row."""
     clock, (run, how) = Clock(device), CONTESTANTS[name]
-    try:
-        run(case, clock, args.warm_up + args.steps, how)
-    except Exception as error:  # whatever it is, the other contestants go on
-        row["reason"] = reason(error)
-    gc.collect()
-    torch.cuda.empty_cache()
+    run(case, clock, args.warm_up + args.steps, how)
     timed = clock.steps[args.warm_up :]
-    row |= {"warm_up": clock.steps[: args.warm_up], "steps": timed}
-    best = {f"{phase}_best": min(step[phase] for step in timed) for phase in PHASES if timed}
-    return row | best
+    best = {f"{phase}_best": min(step[phase] for step in timed) for phase in PHASES}
+    return {"warm_up": clock.steps[: args.warm_up], "steps": timed, **best}
 
 
 def main():
+    """Measure; the file is written again after each row."""
     add = (made := parser(__doc__, seconds=300.0)).add_argument
     add("--tiny", action="store_true", help="small models and few rows")
     add("--warm-up", type=int, default=1, help="steps that are not counted (1)")
@@ -284,7 +275,11 @@ def main():
         for case in cases(Path(folder), args.tiny):
             refuse_other_prompts(case)
             for name in CONTESTANTS:
-                keep(document, args.out, [measure(case, name, device, args)])
+                row = {"suite": SUITE, "case": case.name, "contestant": name}
+                sizes = ("prompts", "group", "max_tokens", "micro_batch")
+                row |= {size: getattr(case, size) for size in sizes}
+                timed = partial(measure, case, name, device, args)
+                keep(document, args.out, [attempt(row, timed, args.seconds)])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,6 @@ JSON is written after each contestant. A contestant that fails, or for which no 
 the date and the commit of their own measurement.
 """
 
-import gc
-import json
 import os
 import statistics
 from dataclasses import replace
@@ -44,7 +42,8 @@ import torch  # noqa: E402
 
 import flash_versions  # noqa: E402
 from flash_versions.bench.document import new_document, save  # noqa: E402
-from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
+from flash_versions.bench.measure import copy_bandwidth  # noqa: E402
+from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib  # noqa: E402
 from tests.benchmarks.transformer.torch_decoder import torch_compiled  # noqa: E402
 from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
@@ -189,19 +188,6 @@ def seconds_of(call, tokens, rounds, device):
     return statistics.median(spent), found
 
 
-def copy_bandwidth(device):
-    """Bytes per second, read and written, of a large copy."""
-    size = 2**30 if device.type == "cuda" else 2**28
-    x = torch.ones(size, dtype=torch.int8, device=device)
-    y = torch.empty_like(x)
-    for _ in range(3):
-        y.copy_(x)
-    began = now(device)
-    for _ in range(10):
-        y.copy_(x)
-    return 20 * size / (now(device) - began)
-
-
 def bytes_per_step(model, batch, length):
     """What a step reads: every weight but an embedding that is only looked up, and the cache."""
     weights = sum(p.nbytes for p in model.parameters())
@@ -229,58 +215,43 @@ def turns(args, config):
                     yield batch, prompt, contestant
 
 
-def measure(case, contestant, model, batch, prompt, args, bandwidth):
-    """The row of a contestant."""
-    device = model.model.embed_tokens.weight.device
-    c = model.config
+def measure(contestant, model, batch, prompt, tokens, bandwidth):
+    """The fields of a contestant's row."""
+    device, c = model.model.embed_tokens.weight.device, model.config
     numbers = torch.Generator().manual_seed(0)
     prompts = torch.randint(c.vocab_size, (batch, prompt), generator=numbers).tolist()
-    row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
-    steps = min(STEPS[contestant], c.max_positions - prompt - args.tokens)
-    row |= {"prompt": prompt, "tokens": args.tokens, "steps": steps}
+    steps, rounds = min(STEPS[contestant], c.max_positions - prompt - tokens), ROUNDS[contestant]
     try:
         call = CALLS[contestant](model, prompts)
         began = now(device)
-        warm_up(call, contestant, (1, args.tokens, args.tokens + steps))
-        row["warm_up_seconds"] = now(device) - began
+        warm_up(call, contestant, (1, tokens, tokens + steps))
+        warm_up_seconds = now(device) - began
         forget_peak(device)
-        rounds = ROUNDS[contestant]
         first, _ = seconds_of(call, 1, rounds, device)
-        whole, found = seconds_of(call, args.tokens, rounds, device)
-        longer, _ = seconds_of(call, args.tokens + steps, rounds, device)
-        if longer <= whole:
-            raise RuntimeError(f"{steps} more steps took no time: the host was busy")
-        step = (longer - whole) / steps
-        weights, cached = bytes_per_step(model, batch, prompt + args.tokens + steps // 2)
-        row |= {
-            "first_token_ms": first * 1e3,
-            "seconds": whole,
-            "tokens_per_second": batch * args.tokens / whole,
-            "ms_per_step": step * 1e3,
-            "weight_bytes": weights,
-            "cache_bytes": cached,
-            "bound_ms": (weights + cached) / bandwidth * 1e3,
-            "share": (weights + cached) / bandwidth / step,
-            "peak_gib": peak_gib(device),
-            "said": found[0][:24],
-        }
-    except Exception as error:  # whatever it is, the others go on
-        row["reason"] = reason(error)
-    if contestant in (ALONE, COMPILED):
-        torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
-    return row
-
-
-def same_turn(row, other):
-    """Whether two rows are of the same contestant at the same prompts."""
-    return all(row[key] == other[key] for key in ("case", "batch", "prompt", "contestant"))
-
-
-def earlier_rows(out):
-    """The rows of an earlier document, each with the date and the commit of its measurement."""
-    before = json.loads(out.read_text())
-    about = {key: before[key] for key in ("date", "commit")}
-    return [about | row for row in before["rows"]]
+        whole, found = seconds_of(call, tokens, rounds, device)
+        longer, _ = seconds_of(call, tokens + steps, rounds, device)
+    finally:
+        if contestant in (ALONE, COMPILED):
+            torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
+    if longer <= whole:
+        raise RuntimeError(f"{steps} more steps took no time: the host was busy")
+    step = (longer - whole) / steps
+    weights, cached = bytes_per_step(model, batch, prompt + tokens + steps // 2)
+    bound = (weights + cached) / bandwidth
+    return {
+        "steps": steps,
+        "warm_up_seconds": warm_up_seconds,
+        "first_token_ms": first * 1e3,
+        "seconds": whole,
+        "tokens_per_second": batch * tokens / whole,
+        "ms_per_step": step * 1e3,
+        "weight_bytes": weights,
+        "cache_bytes": cached,
+        "bound_ms": bound * 1e3,
+        "share": bound / step,
+        "peak_gib": peak_gib(device),
+        "said": found[0][:24],
+    }
 
 
 def table_place(row):
@@ -292,10 +263,11 @@ def table_place(row):
 
 def put(document, out, row):
     """Add a row in the place of an earlier one. A failure replaces no measurement."""
-    before = [other for other in document["rows"] if same_turn(row, other)]
+    turn = ("case", "batch", "prompt", "contestant")
+    before = [x for x in document["rows"] if all(row[key] == x[key] for key in turn)]
     if "reason" not in row or all("reason" in other for other in before):
         document["rows"] = [other for other in document["rows"] if other not in before]
-        keep(document, out, [row], hidden=("suite",))
+        keep(document, out, [row])
     else:
         print(f"kept the earlier row of {row['contestant']}: {row['reason']}", flush=True)
 
@@ -312,6 +284,7 @@ def build(case, args, device, dtype):
 
 
 def main():
+    """Measure; the file is written again after each row."""
     add = (made := parser(__doc__, seconds=190.0)).add_argument
     add("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
     add("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
@@ -327,7 +300,7 @@ def main():
         torch.set_num_threads(1)  # as the command has it
     args.attention = args.attention or ("sdpa" if device.type == "cpu" else "auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    bandwidth = copy_bandwidth(device)
+    bandwidth = copy_bandwidth(10, device.type) * 1e12
     protocol = {
         "method": "whole calls, greedy; the median of rounds",
         "rounds": ROUNDS,
@@ -337,26 +310,20 @@ def main():
         **{name: getattr(args, name) for name in ("attention", "prompt", "tokens")},
     }
     document = new_document(device.type, ("transformers",), protocol=protocol)
-    if args.add and args.out.exists():
-        document["rows"] = earlier_rows(args.out)
+    if args.add:
+        document["rows"] = earlier(args.out, (), document)
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)
         for batch, prompt, contestant in turns(args, model.config):
-            if passed() > args.seconds:
-                row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
-                row |= {"prompt": prompt, "reason": f"no time was left after {args.seconds:.0f} s"}
-            else:
-                row = measure(case, contestant, model, batch, prompt, args, bandwidth)
-            if contestant == "ours":
-                row["attention"] = version
-            put(document, args.out, row)
-        del model
-        gc.collect()
-        torch.cuda.empty_cache()
+            row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+            row |= {"prompt": prompt, "tokens": args.tokens}
+            row |= {"attention": version} if contestant == "ours" else {}
+            timed = partial(measure, contestant, model, batch, prompt, args.tokens, bandwidth)
+            put(document, args.out, attempt(row, timed, args.seconds))
+        del model, timed
     document["rows"].sort(key=table_place)
     save(document, args.out)
-    print(f"wrote {args.out} after {passed():.0f} s")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ errors, those of torch's norm and product one after the other, and the differenc
 """
 
 import os
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -21,8 +20,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.measure import L2_FLUSH_BYTES, captured, reason, timed  # noqa: E402
-from tests.benchmarks.frame import keep, parser  # noqa: E402
+from flash_versions.bench.measure import L2_FLUSH_BYTES  # noqa: E402
+from tests.benchmarks.harness import in_graphs, keep, parser  # noqa: E402
 from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm  # noqa: E402
@@ -142,22 +141,18 @@ def measure(suite: str, shape: str) -> list[dict]:
     x, weight, norm = inputs(rows, width, outputs)
     calls = competitors(suite, x, weight, norm)
     oracle, plain = exact(suite, x, weight, norm), calls.pop("plain")()
-    size = {"suite": suite, "shape": shape, "M": rows, "K": width, "N": outputs}
-    found = {name: {**size, "version": name} for name in calls}
-    replays = {}
-    for name, call in calls.items():
-        try:
-            replays[name], [result], _ = captured(lambda call=call: lambda: [call()])
-            if name != "cuBLAS alone":
-                refuse_wrong(result, plain, oracle)
-        except Exception as error:  # whatever it is, the others are timed
-            replays.pop(name, None)
-            found[name]["reason"] = reason(error)
-    flops = 2 * rows * width * outputs
-    for name, times in timed(replays, ROUNDS).items():
-        p50 = statistics.median(times)
-        found[name] |= {"ms_p50": p50, "rounds": len(times), "tflops": flops / p50 / 1e9}
-    return list(found.values())
+    about = {"suite": suite, "shape": shape, "M": rows, "K": width, "N": outputs}
+    about["flops"] = 2 * rows * width * outputs
+
+    def refuse(name: str, results: tuple) -> None:
+        if name != "cuBLAS alone":
+            refuse_wrong(*results, plain, oracle)
+
+    made = [
+        (about | {"version": name}, lambda call=call: lambda: (call(),), partial(refuse, name))
+        for name, call in calls.items()
+    ]
+    return in_graphs(made, ROUNDS)
 
 
 def rounding() -> list[dict]:

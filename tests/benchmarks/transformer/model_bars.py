@@ -27,7 +27,7 @@ import torch
 
 import flash_versions
 from flash_versions.bench.document import new_document
-from tests.benchmarks.frame import keep, parser
+from tests.benchmarks.harness import keep, parser
 from tests.helpers import ROOT
 from transformer.model.decoder import Transformer
 from transformer.model.weights import find_checkpoint, load_model

@@ -1,0 +1,154 @@
+"""What all that is measured here shares: command line, processes that check, JSON, clock, turns."""
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from flash_versions.bench.document import save
+from flash_versions.bench.measure import captured, reason, timed
+
+BEGAN = time.monotonic()  # when the script was started
+
+
+def parser(doc, seconds=None, device=True):
+    """A command line: where the JSON goes, and if asked for, on which device and for how long."""
+    made = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    made.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    if device:
+        made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    if seconds is not None:
+        text = f"after which nothing more begins ({seconds:g})"
+        made.add_argument("--seconds", type=float, default=seconds, help=text)
+    return made
+
+
+def keep(document, out, rows, hidden=("suite",)):
+    """Add rows to a document, print them without the fields that are too long, and write it."""
+    document["rows"] += rows
+    for row in rows:
+        print(json.dumps({k: v for k, v in row.items() if k not in hidden}), flush=True)
+    save(document, out)
+
+
+def earlier(path, keys, document):
+    """The rows of an earlier document, which has to have the same of these keys; none if there is
+    no such file.
+    """
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    for key in keys:
+        if before[key] != document[key]:
+            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
+    return [{key: before[key] for key in ("date", "commit")} | row for row in before["rows"]]
+
+
+def passed():
+    """Seconds since the script was started."""
+    return time.monotonic() - BEGAN
+
+
+def now(device):
+    """Seconds, once the device has done all that it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def forget_peak(device):
+    """Begin to measure the peak of memory anew."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gib(device):
+    """The most memory in use since `forget_peak`; None on a CPU."""
+    on_gpu = torch.device(device).type == "cuda"
+    return torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+
+
+def attempt(row, measure, seconds):
+    """The row with the fields that `measure` returns, or with the reason why it has none: an error,
+    or that the script has run for so many seconds. Memory is free afterwards.
+    """
+    try:
+        if passed() > seconds:
+            raise TimeoutError(f"no time was left after {seconds:.0f} s")
+        return row | measure()
+    except Exception as error:  # whatever it is, the others are measured
+        return row | {"reason": reason(error)}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def in_time(items, seconds):
+    """The items, until the script has run for so many seconds."""
+    for item in items:
+        if passed() > seconds:
+            print(f"the time is up before {item}", flush=True)
+            return
+        yield item
+
+
+def wrong(module, jobs, processes, seconds=200, until=math.inf):
+    """The jobs, each the arguments of a process of this module, that do not end well within so many
+    seconds. So many processes run at once; one that would begin after `until` counts as wrong. What
+    each said is printed.
+    """
+
+    def is_right(arguments):
+        command = [sys.executable, "-m", module, "--out", "none", *arguments]
+        if passed() > until:
+            return False
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            print(f"{arguments}: takes more than {seconds} s, or waits for ever", flush=True)
+            return False
+        said = done.stdout + done.stderr[-1500:] * (done.returncode != 0)
+        print(f"{' '.join(arguments)}: {said.strip()}", flush=True)
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(processes) as pool:
+        return [job for job, right in zip(jobs, pool.map(is_right, jobs)) if not right]
+
+
+def in_graphs(contestants, rounds=12):
+    """The rows of (row, what prepares the call, what refuses its results), with the times of the
+    calls, in turns, each as a CUDA graph with a cold L2 cache. A row that has the FLOPs or the
+    bytes of its call gets a rate.
+    """
+    replays = {}
+    for number, (row, prepare, refuse) in enumerate(contestants):
+        try:
+            replays[number], results, _ = captured(prepare)
+            refuse(results)
+        except Exception as error:  # whatever a library raises, the others are measured
+            replays.pop(number, None)
+            row["reason"] = reason(error)
+    for number, times in timed(replays, rounds).items():
+        row = contestants[number][0]
+        row |= {"ms_p50": statistics.median(times), "rounds": len(times)}
+        for amount, rate in (("flops", "tflops"), ("bytes", "tb_per_s")):
+            if amount in row:
+                row[rate] = row[amount] / row["ms_p50"] / 1e9
+    return [row for row, *_ in contestants]
+
+
+def in_turns(calls, rounds):
+    """{name: what `calls[name]` returned in each round}, one after the other in every round."""
+    found = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            found[name].append(call())
+    return found
