@@ -1,13 +1,17 @@
-"""The parts of tables: cells, rows, and the sentence about where and when they were measured."""
+"""The parts of tables: lines, cells, and the sentence about where and when they were measured."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flash_versions.bench.results import Document, Row, any_row, label, mask, rate_of, shapes
+from flash_versions.bench.results import Document, Row, label, mask, rate_of
+
+Group = dict[Any, Row]  # the rows of a line, by what tells its columns apart
 
 
-def markdown(header: list[str], body: list[list[str]]) -> str:
+def markdown(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
     """A table; the first column is text, the others are numbers."""
+    header = [*header]
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -15,9 +19,9 @@ def markdown(header: list[str], body: list[list[str]]) -> str:
 def pivot(
     title: str,
     groups: Mapping[str, Any],
-    columns: Iterable[str],
-    cell: Callable[[Any, str], str | None],
-    titles: Mapping[str, str] | None = None,
+    columns: Iterable,
+    cell: Callable[[Any, Any], str | None],
+    titles: Mapping[Any, str] | None = None,
 ) -> str:
     """A table with a line for each group and a column for each name; a cell that is None or empty
     is a dash. `titles` names columns that have another title than `label` gives them.
@@ -27,19 +31,27 @@ def pivot(
     return markdown([title, *((titles or {}).get(x) or label(x) for x in columns)], body)
 
 
-def grouped(document: Document, suite: str, *keys: str, by: str) -> dict[Any, dict[Any, Row]]:
-    """The rows of a suite as {values of the keys: {value of `by`: row}}; of one key its value."""
-    found: dict[Hashable, dict[Any, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == suite:
-            place = tuple(row.get(key) for key in keys)
-            found.setdefault(place if len(keys) > 1 else place[0], {})[row[by]] = row
+def rows_of(document: Document, suite: str) -> list[Row]:
+    """The rows of a suite."""
+    return [row for row in document["rows"] if row["suite"] == suite]
+
+
+def lines(
+    document: Document, suite: str, line: str | Callable[[Row], Any], by: str = "version"
+) -> dict[Any, Group]:
+    """The rows of a suite by the line of a table that they belong to, a field or a function of a
+    row, and by the field that tells the columns apart.
+    """
+    found: dict[Any, Group] = {}
+    for row in rows_of(document, suite):
+        place = row.get(line) if isinstance(line, str) else line(row)
+        found.setdefault(place, {})[row[by]] = row
     return found
 
 
-def by_shape(document: Document, suite: str) -> dict[str, dict[str, Row]]:
-    """The groups of a suite, by the name of their shape in a table."""
-    return {where(any_row(group)): group for group in shapes(document, suite).values()}
+def ended(table: str, *notes: str) -> str:
+    """A table and the sentences below it."""
+    return f"{table}\n\n{' '.join(note for note in notes if note)}\n"
 
 
 def where(row: Row) -> str:
@@ -48,27 +60,42 @@ def where(row: Row) -> str:
     return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
 
 
-def rate(group: dict[str, Row], name: str, base: str | None = None) -> str | None:
-    """A rate, and its ratio to that of `base` if that is known; None if it was not measured."""
-    own, other = rate_of(group, name), rate_of(group, base) if base else None
-    if not own:
+def ratio(group: Group, name: str, base: str) -> float | None:
+    """How many times another's rate; None if one of them was not measured."""
+    own, other = rate_of(group, name), rate_of(group, base)
+    return own / other if own and other else None
+
+
+def rate(group: Group, name: str, base: str | None = None, of: str = "") -> str | None:
+    """A rate, and its ratio to that of `base` if that is known, followed by `of`; None if it was
+    not measured.
+    """
+    if not (own := rate_of(group, name)):
         return None
-    return f"{own:.0f} ({own / other:.2f} x)" if other else f"{own:.0f}"
+    times = ratio(group, name, base) if base else None
+    return f"{own:.0f} ({times:.2f} x{of})" if times else f"{own:.0f}"
+
+
+def spread(values: Iterable[float]) -> str:
+    """Geometric mean, least and largest."""
+    if not (found := [*values]):
+        return "-"
+    return f"{statistics.geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def provenance(document: Document, suite: str) -> str:
     """One sentence on where, when and how the numbers of a suite were measured."""
-    protocol = document["suites"][suite]["protocol"]
-    rows = [row for row in document["rows"] if row["suite"] == suite]
+    rounds = document["suites"][suite]["protocol"]["rounds"]
+    rows = rows_of(document, suite)
     precisions = " and ".join(dict.fromkeys(row.get("precision", "bf16") for row in rows))
     libraries = ("flash-attn-4", "cudnn-frontend") if "fp8" in precisions else ("flash-attn-4",)
     return (
-        f"{where_and_when(document, suite, libraries)}; {precisions}, median of "
-        f"{protocol['rounds']} rounds in which the competitors take turns, cold L2."
+        f"{source(document, suite, *libraries)[:-1]}; {precisions}, median of {rounds} rounds in "
+        "which the competitors take turns, cold L2."
     )
 
 
-def where_and_when(document: Document, suite: str, libraries: Iterable[str] = ()) -> str:
+def source(document: Document, suite: str, *libraries: str) -> str:
     """GPU, versions, date and commit of a suite; of other libraries those that were installed."""
     about = document["suites"][suite]
     machine = about["machine"]
@@ -76,4 +103,4 @@ def where_and_when(document: Document, suite: str, libraries: Iterable[str] = ()
     for name in ("torch", "triton", "cudnn", *libraries):
         if (which := machine.get(name, "not installed")) != "not installed":
             parts.append(f"{'cuDNN' if name == 'cudnn' else name} {which}")
-    return ", ".join([*parts, about["date"], f"commit {about['commit'][:7]}"])
+    return ", ".join([*parts, about["date"], f"commit {about['commit'][:7]}."])

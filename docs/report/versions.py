@@ -1,10 +1,8 @@
-"""The README's sentence with a rate, and its table: what each version is worth."""
+"""The README's sentence with a rate, its table of what each version is worth, and tiles."""
 
-from collections.abc import Callable
-
-from docs.report.tables import by_shape, markdown, where_and_when
+from docs.report.tables import ended, lines, markdown, rate, ratio, source, where
 from flash_versions import VERSIONS
-from flash_versions.bench.results import Document, Row, label, rate_of
+from flash_versions.bench.results import Document, Row, label
 
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")
@@ -14,14 +12,14 @@ HOPPER = ("fa3", "fa4")  # versions with kernels of their own there, which the t
 
 def hook(document: Document) -> str:
     """The fastest version's rate, and how it compares with what torch users have."""
-    group = by_shape(document, "table").get(SHAPE, {})
+    group = lines(document, "table", where)[SHAPE]
     rates = {name: row["tflops"] for name, row in group.items() if "tflops" in row}
-    cudnn, torch_fa2, flash = rates["cudnn"], rates["torch fa2"], rates["flash-attn-4"]
-    best = max((rates.get(name, 0.0), name) for name in VERSIONS)
+    best = max((rates.get(name, 0.0), name) for name in VERSIONS)[1]
+    cudnn, flash, torch = (ratio(group, best, x) for x in ("cudnn", "flash-attn-4", "torch fa2"))
     gpu = document["suites"]["table"]["machine"]["gpu"]
     return (
-        f"**{best[0]:.0f} TFLOP/s on an {gpu}: {best[0] / cudnn:.2f} times cuDNN's rate, "
-        f"{best[0] / flash:.2f} times flash-attn-4's, {best[0] / torch_fa2:.2f} times that of "
+        f"**{rates[best]:.0f} TFLOP/s on an {gpu}: {cudnn:.2f} times cuDNN's rate, "
+        f"{flash:.2f} times flash-attn-4's, {torch:.2f} times that of "
         f"torch's FlashAttention-2** (causal, bf16, head_dim 128, 8192 tokens).\n"
     )
 
@@ -30,64 +28,81 @@ def steps(document: Document) -> str:
     """A row for each version: what the version before it wastes, its idea, its rates and what the
     step gained; then the other implementations at the same shape.
     """
-    forward = by_shape(document, "table").get(SHAPE, {})
-    backward = by_shape(document, "backward").get(SHAPE, {})
+    groups = [lines(document, suite, where).get(SHAPE, {}) for suite in ("table", "backward")]
     body, before = [], ""
     for name, version in VERSIONS.items():
         links = f"[{name.upper()}]({LINK}/{name}/forward.py)"
         if name in HOPPER:
             links += f", [on Hopper]({LINK}/{name}/hopper/forward.py)"
-        cells = [links, version.wasted, version.idea]
-        rates = [gained(group, name, before) for group in (forward, backward)]
+        rates = [rate(group, name, before, f" {before.upper()}") or "-" for group in groups]
         if name == "fa4":
-            where = "#fa4-on-hopper-and-on-blackwell"
-            rates[0] += f"; [both ideas are off here on Hopper]({where})"
+            rates[0] += "; [both ideas are off here on Hopper](#fa4-on-hopper-and-on-blackwell)"
             rates[1] += "; FA3's kernel"
-        body.append([*cells, *rates])
+        body.append([links, version.wasted, version.idea, *rates])
         before = name
     for name in PEERS:
-        rates = [f"{rate_of(group, name) or 0:.0f}" for group in (forward, backward)]
-        body.append([label(name), "", "", *(rate if rate != "0" else "-" for rate in rates)])
+        body.append([label(name), "", "", *(rate(group, name) or "-" for group in groups)])
     about = "version", "what the version before wastes", "idea"
-    header = [*about, "forward, TFLOP/s", "backward, TFLOP/s"]
-    note = (
+    return ended(
+        markdown([*about, "forward, TFLOP/s", "backward, TFLOP/s"], body),
         "Causal, bf16, (batch, tokens, heads, head_dim) = (2, 8192, 16, 128); M queries, N keys; "
-        "masked products are not counted. "
-        f"Forward: {where_and_when(document, 'table', ('flash-attn-4',))}. "
-        f"Backward: {where_and_when(document, 'backward', ('flash-attn-4',))}."
+        "masked products are not counted.",
+        f"Forward: {source(document, 'table', 'flash-attn-4')}",
+        f"Backward: {source(document, 'backward', 'flash-attn-4')}",
     )
-    return f"{markdown(header, body)}\n\n{note}\n"
-
-
-def gained(group: dict[str, Row], name: str, before: str) -> str:
-    """A rate, and how many times that of the version before."""
-    own, other = rate_of(group, name), rate_of(group, before)
-    if not own:
-        return "-"
-    return f"{own:.0f} ({own / other:.2f} x {before.upper()})" if other else f"{own:.0f}"
 
 
 def switched_off(document: Document) -> str:
     """Why both ideas of FA4 are off by default on Hopper from 33 to 128 dims."""
-    group = by_shape(document, "ablation").get("D=128 causal, S=16384", {})
-    own = group["fa4"]["tflops"]
-    rescale, polynomial = (
-        group[f"fa4 {variant}"]["tflops"] for variant in ("rescale if grown", "1/8 polynomial")
-    )
+    group = lines(document, "ablation", where)["D=128 causal, S=16384"]
+    ideas = ("rescale if grown", "1/8 polynomial")
+    rescale, polynomial = (ratio(group, f"fa4 {idea}", "fa4") for idea in ideas)
     return (
         "From 33 to 128 dims, both ideas of FA4 are off by default on Hopper in 16 bits, because "
         "they cost more there than they save. The test whether a rescale can be left out costs "
         "more than the rescale that it saves: with it, the kernel runs at "
-        f"{rescale / own:.2f} times the speed. The polynomial's instructions compete with the rest "
+        f"{rescale:.2f} times the speed. The polynomial's instructions compete with the rest "
         "of the softmax: with an eighth of the exponentials by polynomial it runs at "
-        f"{polynomial / own:.2f} times the speed (causal, head_dim 128, 16384 tokens). They are "
+        f"{polynomial:.2f} times the speed (causal, head_dim 128, 16384 tokens). They are "
         "meant for Blackwell, whose tensor cores are faster while its exponentials are not. Up "
         "to 32 dims and above 128, the first idea is on.\n"
     )
 
 
-TABLES: dict[str, Callable[[Document], str]] = {
-    "hook": hook,
-    "steps": steps,
-    "fa4 on hopper": switched_off,
+KERNELS = {
+    ("fa1", "forward"): "FA1 forward",
+    ("fa1", "backward"): "FA1 backward",
+    ("fa2", "forward"): "FA2 forward",
+    ("fa2", "dkdv"): "FA2 dK, dV",
+    ("fa2", "dq"): "FA2 dQ",
 }
+
+
+def tiles(document: Document) -> str:
+    """The tiles that are chosen for GPUs on which nothing was timed, by kernel and architecture,
+    and what the compiler makes of them.
+    """
+    keys = ("version", "kernel", "head_dim")
+    found = lines(document, "tiles", lambda row: tuple(row[key] for key in keys), by="arch")
+    body = [
+        [f"{name}, D={head_dim}", *map(tile, found[*kernel, head_dim].values())]
+        for head_dim in (64, 128, 256)
+        for kernel, name in KERNELS.items()
+    ]
+    return ended(
+        markdown(["", *next(iter(found.values()))], body),
+        "Queries x keys, warps, stages; below, registers of a thread, KiB of shared memory, and "
+        "programs that run on an SM at the same time. * where a loop accesses spilled registers. "
+        f"Causal, bf16; compiled by Triton {document['suites']['tiles']['machine']['triton']}.",
+    )
+
+
+def tile(row: Row) -> str:
+    """A configuration and its figures."""
+    queries, keys = row["tile"]
+    config = f"{queries} x {keys}, {row['num_warps']}, {row['num_stages']}"
+    figures = f"{row['registers']}, {row['shared'] / 1024:.0f}, {row['programs']}"
+    return f"{config}{'*' if any(row['spills']) else ''}<br>{figures}"
+
+
+TABLES = {"hook": hook, "steps": steps, "fa4 on hopper": switched_off, "tiles": tiles}

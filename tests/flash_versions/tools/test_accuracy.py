@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from docs.report.documents import fp8_accuracy
+from docs.report.attention import fp8_accuracy
 from flash_versions import attention_reference
 from flash_versions.bench import accuracy
 from flash_versions.bench.accuracy import (

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from docs.report import documents as report
+from docs.report import __main__ as report
+from docs.report.attention import rates
 from flash_versions.bench import results, suites
 from tests.helpers.committed_results import RESULTS, cells, without
 
@@ -33,10 +34,10 @@ def test_command_rewrites_the_blocks_only(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_a_dash_and_changes_no_other_cell():
-    name, before = "D=64 causal, S=4096", report.rates(RESULTS, "table")
+    name, before = "D=64 causal, S=4096", rates(RESULTS, "table")
     lost = without(lambda r: (r.get("version"), r.get("N")) != ("fa3", 4096))
-    assert cells(report.rates(lost, "table"), name) == cells(before, name) | {"fa3": "-"}
-    alone = report.rates(without(lambda r: r.get("version") != "torch fa2"), "table")
+    assert cells(rates(lost, "table"), name) == cells(before, name) | {"fa3": "-"}
+    alone = rates(without(lambda r: r.get("version") != "torch fa2"), "table")
     found = cells(alone, name)
     assert "torch FA2" not in found and " x)" not in found["fa2"]
 

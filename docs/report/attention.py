@@ -1,0 +1,530 @@
+"""Tables of attention: the suites of `flash_versions.bench`, and those of tests/benchmarks."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+from docs.report.tables import (
+    Group,
+    ended,
+    lines,
+    markdown,
+    pivot,
+    provenance,
+    rate,
+    ratio,
+    rows_of,
+    source,
+    spread,
+    where,
+)
+from flash_versions.bench.peers import PEERS
+from flash_versions.bench.results import (
+    Document,
+    Row,
+    ablated,
+    any_row,
+    label,
+    mask,
+    names,
+    rate_of,
+    shapes,
+)
+
+LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
+BEST = ("cudnn", "flash-attn-4")
+SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
+
+
+def rates(
+    document: Document,
+    suite: str,
+    wanted: Callable[[Row], bool] = lambda row: True,
+    base: str = "torch fa2",
+) -> str:
+    """TFLOP/s of all competitors, and the ratio of each version to a peer of the same rounds."""
+    groups = {w: x for w, x in lines(document, suite, where).items() if wanted(any_row(x))}
+
+    def cell(group: Group, name: str) -> str | None:
+        return rate(group, name, None if name in PEERS else base)
+
+    title = f"TFLOP/s (ratio to {label(base)})"
+    table = pivot(title, groups, names(document, suite), cell)
+    return ended(table, provenance(document, suite))
+
+
+def is_headline(row: Row) -> bool:
+    """Whether a row has the shape of the project's bar: (B, H, S, D) = (2, 16, 8192, 128)."""
+    return (row["N"], row["D"]) == (8192, 128)
+
+
+def summary(document: Document, suite: str = "table") -> str:
+    """The versions' speed in one number for each head dim: the geometric mean of the ratios to
+    cuDNN and to flash-attn-4 over all long shapes, and over the short ones. A mean says over how
+    many shapes it is if these are not all.
+    """
+    groups = list(lines(document, suite, where).values())
+    versions = [name for name in names(document, suite) if name not in PEERS]
+    parts = {}
+    dims = dict.fromkeys(any_row(group)["D"] for group in groups)
+    for head_dim, base, short in product(dims, BEST, (False, True)):
+        chosen = [x for x in groups if any_row(x)["D"] == head_dim]
+        chosen = [x for x in chosen if (any_row(x)["N"] < LONG) == short]
+        means = {}
+        for version in versions:
+            if ratios := [x for group in chosen if (x := ratio(group, version, base))]:
+                few = f" ({len(ratios)} of {len(chosen)})" * (len(ratios) < len(chosen))
+                means[version] = f"{statistics.geometric_mean(ratios):.2f}{few}"
+        if means:
+            length = f"S {'<' if short else '>='} {LONG}"
+            parts[f"D={head_dim}, {length}, to {label(base)}"] = means
+    title = "ratio of rates, geometric mean over full and causal"
+    return ended(pivot(title, parts, versions, dict.get), provenance(document, suite))
+
+
+def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
+    """A table for each version that has variants: its rate, and the ratio to it of its variants, of
+    the versions before it and of a peer.
+    """
+    groups = lines(document, suite, where)
+    bases = list(dict.fromkeys(r["of"] for g in groups.values() for r in g.values() if "of" in r))
+    tables = []
+    for version, members in ablated(groups.values()).items():
+
+        def cell(group: Group, name: str, version: str = version) -> str | None:
+            times = ratio(group, name, version)
+            return rate(group, name) if name == version else times and f"{times:.2f}"
+
+        if members:
+            columns = [version, *members, *bases[: bases.index(version)], peer]
+            tables.append(pivot("TFLOP/s, then ratios to it", groups, columns, cell, members))
+    return ended("\n\n".join(tables), provenance(document, suite))
+
+
+def worth(document: Document, version: str) -> str:
+    """The speed of a version with one thing changed, and cuDNN's, at the longest length of each
+    head dim and mask; the version itself is 1.
+    """
+    groups = shapes(document, "ablation").values()
+    longest = {
+        (any_row(group)["D"], any_row(group)["causal"]): group
+        for group in sorted(groups, key=lambda group: any_row(group)["N"])
+    }
+    columns = {where(any_row(group)): group for group in longest.values()}
+    members = ablated(columns.values())[version] | {"cudnn": label("cudnn")}
+
+    def cell(name: str, column: str) -> str | None:
+        times = ratio(columns[column], name, version)
+        return times and f"{times:.2f}"
+
+    table = pivot(f"speed; {version} = 1", {members[x]: x for x in members}, columns, cell)
+    return ended(table, provenance(document, "ablation"))
+
+
+def fp8(document: Document) -> str:
+    """TFLOP/s of the FP8 kernels alone, and their ratio to the same version in bf16 and to cuDNN's
+    FP8 kernel.
+    """
+
+    def cell(group: Group, name: str) -> str | None:
+        if not rate_of(group, name) or not group[name].get("variant"):
+            return rate(group, name)
+        found = [ratio(group, name, other) for other in (group[name]["of"], "cudnn fp8")]
+        ratios = ", ".join(f"{times:.2f} x" if times else "-" for times in found)
+        return f"{rate(group, name)} ({ratios})"
+
+    title = "TFLOP/s (ratio to its own bf16, to cuDNN FP8)"
+    table = pivot(title, lines(document, "fp8", where), names(document, "fp8"), cell)
+    return ended(table, provenance(document, "fp8"))
+
+
+def bandwidth(group: Group, name: str, copy: float | None) -> str | None:
+    """TB/s, and its share of the rate of a copy if that is known."""
+    found = group.get(name, {}).get("tb_per_s")
+    return found and f"{found:.2f}" + (f" ({found / copy:.0%})" if copy else "")
+
+
+def quantization(document: Document) -> str:
+    """Bandwidth of quantising q, k and v, as a share of a copy's in the same rounds."""
+
+    def cell(group: Group, name: str) -> str | None:
+        return bandwidth(group, name, name != "copy" and group.get("copy", {}).get("tb_per_s"))
+
+    groups = lines(document, "quantize", lambda row: "({B}, {H}, {N}, {D})".format(**row))
+    ways = [name for name in names(document, "quantize") if name != "copy"]
+    return ended(
+        pivot("TB/s (share of a copy) at (B, H, S, D)", groups, ["copy", *ways], cell),
+        "Bytes are those of q, k and v and of what is written, each once; scales of heads and "
+        "tensors need a second pass over the inputs.",
+        provenance(document, "quantize"),
+    )
+
+
+def fp8_accuracy(document: Document) -> str:
+    """Errors of attention in FP8 against exact attention of what was quantised."""
+    about = document["suites"]["accuracy"]["what"]
+    measures = {"rmse": "relative RMSE", "mean": "mean error", "row": "mean error of a row"}
+    found = lines(
+        document, "accuracy", lambda row: f"{row['distribution']}, D={row['D']}", "scheme"
+    )
+    groups = {
+        f"{inputs}: {called}": {scheme: row[key] for scheme, row in rows.items()}
+        for inputs, rows in found.items()
+        for key, called in measures.items()
+    }
+    schemes = dict.fromkeys(scheme for rows in found.values() for scheme in rows)
+
+    def cell(group: dict, scheme: str) -> str | None:
+        return f"{group[scheme]:.2g}" if scheme in group else None
+
+    return ended(
+        pivot("error, relative to exact attention", groups, schemes, cell),
+        f"{about['version'].upper()}'s kernel, {about['S']} tokens, no mask.",
+        source(document, "accuracy"),
+    )
+
+
+def packed(document: Document) -> str:
+    """Versions on packed sequences of 64 lengths, against a rectangle with as many rows."""
+    body, sources = [], []
+    for way, suite in (("forward", "packed"), ("backward", "packed backward")):
+        if suite in document["suites"]:
+            sources.append(f"{way.capitalize()}: {provenance(document, suite)}")
+        for group, name in ((x, n) for x in shapes(document, suite).values() for n in x):
+            if times := ratio(group, f"{name} packed", name):
+                cells = [rate(group, name), rate(group, f"{name} packed"), f"{times:.2f}"]
+                body.append([f"{name} {way}, {mask(any_row(group))}", *cells])
+    return ended(
+        markdown(["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"], body),
+        "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128.",
+        *sources,
+    )
+
+
+def several_gpus(document: Document) -> str:
+    """One long sequence on several GPUs: the rate of all together, and how many times one GPU's."""
+    groups = {}
+    for suite, way in (("", "forward"), (" backward", "with backward")):
+        groups |= lines(
+            document,
+            f"context parallel{suite}",
+            lambda row, way=way: f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}",
+        )
+    many = max(row["gpus"] for group in groups.values() for row in group.values())
+
+    def cell(group: Group, name: str) -> str | None:
+        times = group.get(name, {}).get("ratio")
+        return rate(group, name) and f"{rate(group, name)}{f' ({times:.2f} x)' if times else ''}"
+
+    title = f"TFLOP/s of {many} GPUs together (times one)"
+    called = {"1 GPU": "1 GPU", "ring": "ring", "all_to_all": "all-to-all"}
+    return ended(
+        pivot(title, groups, called, cell, called),
+        "bf16, D=128; the slowest GPU's time, median.",
+        source(document, "context parallel"),
+    )
+
+
+def launch(document: Document) -> str:
+    """Microseconds of host time for each path."""
+    groups = lines(document, "launch", "call")
+    groups.pop(None, None)  # of a version that ended the measuring process
+
+    def cell(group: Group, name: str) -> str | None:
+        found = group.get(name, {}).get("host_us")
+        return f"{found:.0f}" if found is not None else None
+
+    return pivot("microseconds on the host", groups, names(document, "launch"), cell) + "\n"
+
+
+def decode(document: Document) -> str:
+    """Bandwidth of reading K and V with one query, as a share of a device copy's."""
+    found = sorted(shapes(document, "decode").items())
+    groups = {"B={B} N={N}".format(**any_row(group)): group for _, group in found}
+    copy = document["suites"]["decode"]["copy_tb_per_s"]
+    measured = names(document, "decode")
+    # A version without splits comes before the version that it is held against.
+    columns = sorted(measured, key=lambda x: (measured.index(x.removesuffix(" unsplit")), -len(x)))
+    titles = {name: name.replace(" unsplit", ", 1 split") for name in columns if "unsplit" in name}
+    table = pivot("TB/s (share of a copy)", groups, columns, partial(bandwidth, copy=copy), titles)
+    note = f"One query, 32 query and 8 key heads, D=128; a device copy moves {copy:.2f} TB/s."
+    return ended(table, note, provenance(document, "decode"))
+
+
+def head_dims(document: Document) -> str:
+    """Forwards of every head dim: TFLOP/s, and over all lengths the ratio to the better peer."""
+    found = {
+        (row["version"], *row["dims"], row["causal"], row["length"]): row["tflops"]
+        for row in rows_of(document, "head dims")
+        if "tflops" in row and row["name"] in ("", "default")
+    }
+    own = ("fa3", "fa4")
+    return by_head_dim(document, "head dims", found, own, own, "the better of fa3 and fa4")
+
+
+def backward_of_head_dims(document: Document) -> str:
+    """Likewise of backwards, with those that are padded to a power of two."""
+    found = {}
+    for row in rows_of(document, "head dims, backward"):
+        kind = *row["dims"], row["causal"], row["length"]
+        if "tflops" in row and row["name"] in ("", "padded"):
+            found[row["name"] or row["version"], *kind] = row["tflops"]
+        if "tflops" in row and row.get("default"):
+            found["fa3", *kind] = row["tflops"]
+    return by_head_dim(document, "head dims, backward", found, ("padded", "fa3"), ("fa3",), "fa3")
+
+
+def by_head_dim(document, suite, found, shown, own, called) -> str:
+    """A table of rates by head dims, mask and length.
+
+    Args:
+        document: of the results.
+        suite: what is shown.
+        found: {(name, head_dim, head_dim_v, causal, length): TFLOP/s}.
+        shown: the names beside the peers'.
+        own: the names whose best counts in the ratio to the better peer.
+        called: what the best of them is called.
+    """
+    lengths = sorted({key[-1] for key in found})
+    columns = [*product([n for n in (2048, 8192) if n in lengths] or lengths[:1], BEST + shown)]
+    body = []
+    for kind in sorted({key[1:4] for key in found}):
+        name = f"{kind[0]}" if kind[0] == kind[1] else f"{kind[0]}, {kind[1]} of v"
+        cells = [f"{name}, {'causal' if kind[2] else 'full'}"]
+        cells += [
+            f"{found[x, *kind, n]:.0f}" if (x, *kind, n) in found else "-" for n, x in columns
+        ]
+        ratios = []
+        for n in lengths:
+            ours, theirs = ([found.get((x, *kind, n), 0) for x in group] for group in (own, BEST))
+            if any(ours) and any(theirs):
+                ratios.append(max(ours) / max(theirs))
+        body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
+    header = ["head_dim", *(f"{name}, {n // 1024}k" for n, name in columns), "ratio"]
+    return ended(
+        markdown(header, body),
+        f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
+        f"{', '.join(map(str, lengths))} tokens.",
+        source(document, suite, "flash-attn-4"),
+    )
+
+
+def divided_groups(document: Document, suite: str) -> str:
+    """Backwards whose groups of query heads are divided over so many programs, and the default."""
+
+    def called(row: Row) -> str:
+        lengths, what = row["lengths"], row["kind"]
+        size = f"{row['batch']} x {lengths[0]}"
+        if what == "prompt":
+            size = f"{row['batch']} x ({lengths[0]} + {len(lengths) - 1} x {lengths[1]})"
+        elif what == "packed":
+            size = f"{len(lengths)} sequences of {sum(lengths) // len(lengths)}"
+        what = "causal, in turns" if what == "in turns" else what
+        return f"{what}, {size}, {row['kv_heads']} key heads, D={row['head_dim']}"
+
+    timed = document | {"rows": [row for row in document["rows"] if "ms_p50" in row]}
+    body = []
+    for name, rows in lines(timed, suite, called, by="name").items():
+        chosen = next(row for row in [*rows.values()][::-1] if row["default"])
+        ms = chosen["ms_p50"]
+        cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
+        cells += [f"{ms:.3f}", f"{chosen['parts']}", f"{rows['1']['ms_p50'] / ms:.2f} x"]
+        cells += [f"{rows['copies']['ms_p50'] / ms:.1f} x" if "copies" in rows else "-"]
+        body.append(cells)
+    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
+    header += ["times as fast as 1 part", "times as fast as rows with copies"]
+    if all(line[-1] == "-" for line in body):
+        header, body = header[:-1], [line[:-1] for line in body]
+    table = markdown(header, body)
+    return ended(table, "4 query heads to a key head, bf16.", source(document, suite))
+
+
+def in_turns(document: Document) -> str:
+    """The deterministic backward: its rate, its share of the rate in any order, and its ratio to a
+    peer's.
+    """
+    suite, peer, ours = "deterministic backward", "flash-attn-4", "fa3 deterministic"
+    groups = lines(
+        document, suite, lambda row: (row["head_dim"], row["causal"], row["group"], row["S"])
+    )
+    found: dict[str, dict[int, Group]] = {}
+    for (head_dim, causal, heads, length), group in sorted(groups.items()):
+        line = f"D={head_dim}, {'causal' if causal else 'full'}, {heads} to a key head"
+        found.setdefault(line, {})[length] = group
+    lengths = sorted({length for line in found.values() for length in line})
+
+    def cell(line: dict[int, Group], length: int) -> str | None:
+        if not (group := line.get(length)):
+            return None
+        times = ratio(group, ours, f"{peer} deterministic")
+        theirs = f"; {times:.2f} x" if times else ""
+        return f"{rate(group, ours)} ({ratio(group, ours, 'fa3'):.2f}{theirs})"
+
+    title = f"TFLOP/s (share of the rate in any order; ratio to {peer}'s deterministic call)"
+    table = pivot(title, found, lengths, cell, {n: f"S={n}" for n in lengths})
+    return ended(table, source(document, suite, peer))
+
+
+def on_the_host(document: Document) -> str:
+    """The host's time for a call beside others', and a layer's."""
+    timed = document | {"rows": [row for row in document["rows"] if "us" in row]}
+
+    def called(row: Row) -> str:
+        shape = ", ".join(map(str, row["shape"]))
+        return f"{row['what']}{', packed' * row['packed']}, ({shape}), {row['measured']}"
+
+    groups = lines(timed, "host", called, by="contestant")
+    columns = dict.fromkeys(row["contestant"] for row in rows_of(timed, "host"))
+
+    def cell(group: Group, name: str) -> str | None:
+        return f"{group[name]['us']:.0f}" if name in group else None
+
+    table = pivot("microseconds", groups, columns, cell, {name: name for name in columns})
+    return ended(table, source(document, "host"))
+
+
+def random_lengths(document: Document) -> str:
+    """FA3 on packed sequences against others, over all shapes and by head_dim: geometric mean of
+    the ratios of rates, and the least and largest.
+    """
+    suite, body = "packed, random", []
+    groups = lines(document, suite, lambda row: (row["shape"], row["pass"]))
+    called = {"portable": "its portable kernel", "dense": "equal rows, as long as the mean"}
+    for way, name in product(
+        ("forward", "backward"), ("flash-attn-4", "torch varlen_attn", "portable", "dense")
+    ):
+        of_way = [group for (_, one), group in groups.items() if one == way]
+        cells = [f"{way}, to {called.get(name, name)}"]
+        for head_dim in (64, 128, 256, None):
+            chosen = [x for x in of_way if head_dim in (None, any_row(x)["head_dim"])]
+            cells.append(spread(x for group in chosen if (x := ratio(group, "fa3", name))))
+        body.append(cells)
+    header = ["fa3, ratio of rates", "D=64", "D=128", "D=256", f"all {len(of_way)} shapes"]
+    about = source(document, suite, "flash-attn-4")
+    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
+
+
+def asked_for(document: Document) -> str:
+    """FA3 with lengths, a sink and slopes: TFLOP/s, and times its portable kernel."""
+    groups = lines(
+        document, "asked for", lambda row: (row["head_dim"], row["pass"], row["asked"] or "neither")
+    )
+    found: dict[str, dict[str, str]] = {}
+    for (head_dim, way, asked), group in groups.items():
+        found.setdefault(f"D={head_dim}, {way}", {})[asked] = rate(group, "fa3", "portable")
+    columns = list(dict.fromkeys(name for line in found.values() for name in line))
+    table = pivot("TFLOP/s of fa3 (times its portable kernel)", found, columns, dict.get)
+    return ended(table, source(document, "asked for"))
+
+
+def intervals(document: Document, which: str, other: str) -> dict[int, tuple[Row, list[float]]]:
+    """{shape: (a row, times as fast as another form of what SERVED has)} of a kind of masks."""
+    keys = ("mask", "shape", "pass", "form")
+    found = lines(document, "interval masks", lambda row: tuple(row[key] for key in keys))
+    made = {}
+    for shape in sorted({shape for kind, shape, *_ in found if kind == which}):
+        pairs = (
+            [found[which, shape, way, form][version]["ms_p50"] for form in (other, "intervals")]
+            for version, way in SERVED
+        )
+        row = found[which, shape, "forward", "intervals"]["fa3"]
+        made[shape] = row, [theirs / ours for theirs, ours in pairs]
+    return made
+
+
+def of_documents(document: Document) -> str:
+    """Interval masks against the same documents as packed sequences, a line for each shape."""
+    found = intervals(document, "documents", "packed")
+    body = []
+    for row, ratios in sorted(found.values(), key=lambda x: x[0]["mean"]):
+        kind = "causal" if row["causal"] else "not causal"
+        about = f"D={row['head_dim']}, {kind}, {row['heads'] // row['group']} key heads"
+        body.append([f"mean {row['mean']}, {about}", *(f"{x:.2f}" for x in ratios)])
+    means = map(statistics.geometric_mean, zip(*(ratios for _, ratios in found.values())))
+    body.append(["geometric mean", *(f"{x:.2f}" for x in means)])
+    header = ["documents", *(f"{version}, {way}" for version, way in SERVED)]
+    return ended(markdown(header, body), source(document, "interval masks"))
+
+
+def of_prompts(document: Document) -> str:
+    """Answers that share a prompt, against rows that each have a copy of it."""
+    body = []
+    for row, times in intervals(document, "shared prompt", "copies").values():
+        count = f"{row['batch']} prompt{'s' if row['batch'] > 1 else ''}"
+        body.append([f"{count}, D={row['head_dim']}", *(f"{x:.1f} x" for x in times)])
+    header = ["prompts", *(f"{version}, {way}" for version, way in SERVED)]
+    return ended(markdown(header, body), source(document, "interval masks"))
+
+
+def uneven_decoding(document: Document) -> str:
+    """Decoding over pages and rows of different lengths: shares of a copy's rate of FA2's kernels,
+    and of FA3's, which serves these on Hopper.
+    """
+    suite, body = "decode by TMA", []
+    for name, group in lines(document, suite, "name").items():
+        row = group.get("fa3", {})
+        # Without pages, FA3's kernel takes what `fa3.hopper.decode.host.pays` says.
+        if "of_copy" in row and (
+            row["page"] is not None
+            or (row["lengths"] != "full" and row["batch"] > 1 and row["length"] >= 1024)
+        ):
+            shares = [f"{group[version]['of_copy']:.2f}" for version in ("fa2", "fa3")]
+            body.append([name, f"{row['tb_per_s'] / row['of_copy']:.2f}", *shares])
+    header = ["shares of a copy's rate", "copy, TB/s", "fa2", "fa3"]
+    return ended(markdown(header, body), source(document, suite))
+
+
+def random_dense(document: Document) -> str:
+    """Dense calls of random shapes: the better of fa3 and fa4, as a ratio to the better peer's."""
+    suite = "dense, random"
+    groups = lines(document, suite, lambda row: (row["number"], row["pass"]))
+    dims = sorted({any_row(group)["head_dim"] for group in groups.values()})
+    body = []
+    for way in ("forward", "backward"):
+        found = []
+        for group in (group for (_, one), group in groups.items() if one == way):
+            best = [max(rate_of(group, x) or 0 for x in who) for who in (("fa3", "fa4"), BEST)]
+            found.append((any_row(group)["head_dim"], best[0] / best[1]))
+        cells = [spread(x for dim, x in found if dim == one) for one in dims]
+        body.append([way, *cells, spread(x for _, x in found)])
+    shapes = len({number for number, _ in groups})
+    header = ["ratio of rates", *(f"D={dim}" for dim in dims), f"all {shapes} shapes"]
+    about = source(document, suite, "flash-attn-4")
+    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
+
+
+TABLES: dict[str, Callable[[Document], str]] = {
+    "headline": partial(rates, suite="table", wanted=is_headline),
+    "headline backward": partial(rates, suite="backward", wanted=is_headline),
+    "prefill": partial(rates, suite="table"),
+    "backward": partial(rates, suite="backward"),
+    "against peers backward": partial(summary, suite="backward"),
+    "seeds": partial(rates, suite="seeds", base="cudnn"),
+    "summary": summary,
+    "ablation": ablation,
+    "ablation fp8": partial(ablation, suite="ablation fp8", peer="cudnn fp8"),
+    "ablation backward": partial(ablation, suite="ablation backward"),
+    "worth fa3": partial(worth, version="fa3"),
+    "worth fa4": partial(worth, version="fa4"),
+    "fp8": fp8,
+    "quantize": quantization,
+    "fp8 accuracy": fp8_accuracy,
+    "decode": decode,
+    "packed": packed,
+    "launch": launch,
+    "several gpus": several_gpus,
+    "head dims": head_dims,
+    "head dims backward": backward_of_head_dims,
+    "divided groups": partial(divided_groups, suite="divided groups"),
+    "divided groups of 192 dims": partial(divided_groups, suite="divided groups, 192"),
+    "wide divided groups": partial(divided_groups, suite="divided groups, wide"),
+    "deterministic backward": in_turns,
+    "host": on_the_host,
+    "random lengths": random_lengths,
+    "asked for": asked_for,
+    "masked documents": of_documents,
+    "shared prompts": of_prompts,
+    "uneven decoding": uneven_decoding,
+    "random dense": random_dense,
+}
