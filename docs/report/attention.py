@@ -226,18 +226,6 @@ def several_gpus(document: Document) -> str:
     )
 
 
-def launch(document: Document) -> str:
-    """Microseconds of host time for each path."""
-    groups = lines(document, "launch", "call")
-    groups.pop(None, None)  # of a version that ended the measuring process
-
-    def cell(group: Group, name: str) -> str | None:
-        found = group.get(name, {}).get("host_us")
-        return f"{found:.0f}" if found is not None else None
-
-    return pivot("microseconds on the host", groups, names(document, "launch"), cell) + "\n"
-
-
 def decode(document: Document) -> str:
     """Bandwidth of reading K and V with one query, as a share of a device copy's."""
     found = sorted(shapes(document, "decode").items())
@@ -512,7 +500,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "packed": packed,
-    "launch": launch,
     "several gpus": several_gpus,
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,

@@ -11,15 +11,14 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
-from flash_versions import VERSIONS, attention
 from flash_versions.bench.suites import BACKWARD_FLOPS, Competitor, Shape, Tensors, competitors
 from flash_versions.versions.oracle.checks import check, check_fp8
 
@@ -31,6 +30,9 @@ L2_FLUSH_BYTES = 256 * 2**20
 
 Launch = Callable[[], object]
 Mark = Callable[..., None]
+Prepare = Callable[[], Callable[[], Tensors]]
+Refuse = Callable[[Tensors], None]
+Name = TypeVar("Name", bound=Hashable)
 
 
 class DeviceLostError(RuntimeError):
@@ -73,7 +75,7 @@ class Telemetry:
         return {"sm_mhz": clocks, "watts": watts}
 
 
-def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tensors, float]:
+def captured(prepare: Prepare) -> tuple[Launch, Tensors, float]:
     """The replay of a call as a CUDA graph, which costs the host next to nothing, its results, and
     the MiB that the call took at its peak, results included.
 
@@ -101,16 +103,16 @@ def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tens
 
 
 def timed(
-    calls: Mapping[str, Launch], rounds: int, mark: Mark = unmarked
-) -> dict[str, list[float]]:
+    calls: Mapping[Name, Launch], rounds: int, mark: Mark = unmarked
+) -> dict[Name, list[float]]:
     """Milliseconds of every round of each call. The calls take turns and find a cold L2 cache.
 
     Another one begins each round. A slow call stops early: see ENOUGH_MS. While a round is waited
     for, the next is already queued, so that the GPU never idles; `mark` says for whom.
     """
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    queued: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    queued: list[tuple[Name, torch.cuda.Event, torch.cuda.Event]] = []
     for number in range(rounds + WARM_UP + 1):
         names = [
             name
@@ -135,6 +137,45 @@ def timed(
     return {name: spent[WARM_UP:] for name, spent in times.items()}
 
 
+def in_graphs(
+    calls: Sequence[tuple[dict[str, Any], Prepare, Refuse]], rounds: int, mark: Mark = unmarked
+) -> list[dict[str, Any]]:
+    """The rows of (row, what prepares the call, what refuses its results), with the times of the
+    calls, in turns, each as a CUDA graph. What cannot run, or is wrong, has a `reason` and no time.
+
+    Args:
+        calls: a row has a `version`, and `flops` or `bytes` if its rate is wanted; one that has a
+            `reason` already is not tried.
+        rounds: how often each call is timed.
+        mark: told what is about to run, so that a watchdog can end this process if it hangs.
+
+    Raises:
+        DeviceLostError: a call left the GPU unusable; `mark` was told which.
+    """
+    rows, replays = [row for row, *_ in calls], dict[int, Launch]()
+    for number, (row, prepare, refuse) in enumerate(calls):
+        mark(row["version"])
+        if "reason" in row:
+            continue
+        try:
+            replay, results, peak = captured(prepare)
+            refuse(results)
+            replays[number] = replay
+            row["peak_mib"] = peak
+            del results
+        except Exception as error:  # whatever a library raises, the others are measured
+            row["reason"] = reason(error)
+            ensure_usable(row["version"], row["reason"], mark)
+    for number, times in timed(replays, rounds, lambda x: mark(rows[x]["version"])).items():
+        found = statistics.quantiles(times, n=10, method="inclusive")
+        row, p50 = rows[number], found[4]
+        row |= {"ms_p20": found[1], "ms_p50": p50, "ms_p80": found[7], "rounds": len(times)}
+        for amount, rate in (("flops", "tflops"), ("bytes", "tb_per_s")):
+            if amount in row:
+                row[rate] = row[amount] / p50 / 1e9
+    return rows
+
+
 def measure(
     suite: str,
     shape: Shape,
@@ -143,65 +184,46 @@ def measure(
     lost: Mapping[str, str] | None = None,
     telemetry: Telemetry | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of one shape, one for each competitor; one that cannot run has a `reason`, no time.
+    """Rows of one shape, one for each competitor; see `in_graphs`.
 
     Args:
         suite: a name in SUITES.
         shape: one of its shapes.
         rounds: how often each competitor is timed.
-        mark: told what is about to run, so that a watchdog can end this process if it hangs.
+        mark: told what is about to run.
         lost: competitors not to try again, with the reason.
         telemetry: clock and power are read from it.
-
-    Raises:
-        DeviceLostError: a competitor left the GPU unusable; `mark` was told which.
     """
     torch.manual_seed(0)
     inputs = shape.inputs()
-    replays: dict[str, Launch] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    flops = {}
     is_backward = suite.endswith("backward")
+    calls: list[tuple[dict[str, Any], Prepare, Refuse]] = []
     for one in competitors(suite, shape):
-        mark(one.name)
-        row = rows[one.name] = one.row(suite, shape)
+        row = one.row(suite, shape)
         if lost and one.name in lost:
             row["reason"] = lost[one.name]
-            continue
-        flops[one.name] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
-        prepare = partial(one.backward if is_backward else one.forward, *inputs)
-        try:
-            replays[one.name], results, peak = captured(prepare)
-            if not is_backward:
-                row["peak_mib"] = peak
-            verify(one, shape, results, inputs)
-            if suite == "quantize":
-                row["bytes"] = nbytes(inputs[:3]) + nbytes(results)
-            del results
-        except Exception as error:  # whatever another library raises, the others are measured
-            replays.pop(one.name, None)
-            row["reason"] = reason(error)
-            ensure_usable(one.name, row["reason"], mark)
+        elif suite == "decode":
+            row["bytes"] = shape.kv_bytes
+        elif suite != "quantize":
+            row["flops"] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
+        refuse = partial(verify, one, shape, inputs, row)
+        calls.append((row, partial(one.backward if is_backward else one.forward, *inputs), refuse))
     began = len(telemetry.text()) if telemetry else 0
-    for name, times in timed(replays, rounds, mark).items():
-        p20, p50, p80 = (
-            statistics.quantiles(times, n=10, method="inclusive")[i] for i in (1, 4, 7)
-        )
-        rows[name] |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rounds": len(times)}
-        if suite in ("decode", "quantize"):
-            moved = rows[name].get("bytes", shape.kv_bytes)
-            rows[name]["tb_per_s"] = moved / p50 / 1e9
-        else:
-            rows[name] |= {"flops": flops[name], "tflops": flops[name] / p50 / 1e9}
+    rows = in_graphs(calls, rounds, mark)
     state = telemetry.since(began) if telemetry else {}
-    return [row | state for row in rows.values()]
+    return [row | state for row in rows]
 
 
-def verify(one: Competitor, shape: Shape, results: Tensors, inputs: Tensors) -> None:
-    """Raise an ArithmeticError if a competitor's results are wrong."""
+def verify(
+    one: Competitor, shape: Shape, inputs: Tensors, row: dict[str, Any], results: Tensors
+) -> None:
+    """Raise an ArithmeticError if a competitor's results are wrong; count the bytes of one that
+    only moves them.
+    """
     q, k, v, _ = inputs
     if one.verify is not None:
         one.verify(results, q, k, v)
+        row["bytes"] = nbytes(inputs[:3]) + nbytes(results)
     elif one.precision == "fp8":
         check_fp8(results[0], shape.causal, shape.D**-0.5, one.given(q, k, v))
     else:
@@ -231,39 +253,6 @@ def ensure_usable(name: str, why: str, mark: Mark) -> None:
     except RuntimeError as error:
         mark(name, why)
         raise DeviceLostError(f"{name} left the GPU unusable: {why}") from error
-
-
-def host_times(
-    rounds: int, versions: list[str] | None = None, mark: Mark = unmarked
-) -> list[dict[str, Any]]:
-    """Microseconds that the host spends on one call, the GPU far behind or done: a row for each
-    path through the package, on inputs too small to matter.
-    """
-    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    q, k, v = (make(2, 64, 8, 64) for _ in range(3))
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    bounds = torch.tensor([0, 50, 128], dtype=torch.int32, device="cuda")
-    lengths = torch.tensor([64, 30], dtype=torch.int32, device="cuda")
-    rows = []
-    for version in versions or VERSIONS:
-        mark(version)
-        run = partial(attention, causal=True, version=version)
-        o = run(*leaves)
-        calls: dict[str, Callable[[], object]] = {
-            "forward": partial(run, q, k, v),
-            "forward, to be differentiated": partial(run, *leaves),
-            "backward": partial(torch.autograd.grad, o, leaves, q, retain_graph=True),
-            "decode, split": partial(run, q[:, :1], k, v, kv_lengths=lengths, num_splits=2),
-            "packed": partial(run, *(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens_q=bounds),
-        }
-        for name, call in calls.items():
-            row: dict[str, Any] = {"suite": "launch", "version": version, "call": name}
-            try:
-                row["host_us"] = statistics.median(host_time(call) for _ in range(rounds))
-            except ValueError as error:
-                row["reason"] = str(error)
-            rows.append(row)
-    return rows
 
 
 def host_time(call: Callable[[], object], repeats: int = 50, wait: bool = False) -> float:

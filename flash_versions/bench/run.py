@@ -28,7 +28,6 @@ from flash_versions.bench.measure import (
     DeviceLostError,
     Telemetry,
     copy_bandwidth,
-    host_times,
     measure,
 )
 from flash_versions.bench.peers import PEERS
@@ -41,7 +40,7 @@ DEFAULT_SUITES = [name for name in SUITES if name != "quick"]
 TIMEOUT = 90.0
 
 Rows = list[dict[str, Any]]
-Group = tuple[str, Shape | None]  # a suite and one of its shapes; None: the suite has none
+Group = tuple[str, Shape]  # a suite and one of its shapes
 
 
 def protocol(rounds: int) -> dict[str, Any]:
@@ -89,14 +88,12 @@ def save_sorted(document: Document, path: Path) -> None:
 
 def groups(suites: Iterable[str]) -> list[Group]:
     """Every shape of every suite, in the order of measurement."""
-    nothing: list[Shape | None] = [None]
-    return [(suite, shape) for suite in suites for shape in SUITES[suite] or nothing]
+    return [(suite, shape) for suite in suites for shape in SUITES[suite]]
 
 
 def place(group: Group) -> dict[str, Any]:
     """The fields that the rows of a group have in common."""
-    suite, shape = group
-    return {"suite": suite} if shape is None else {"suite": suite, **asdict(shape)}
+    return {"suite": group[0], **asdict(group[1])}
 
 
 def place_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -111,10 +108,7 @@ def rows_at(document: Document, group: Group) -> Rows:
 
 def expected(group: Group) -> list[str]:
     """Names that a complete group has rows of; an ablation without variants has none."""
-    suite, shape = group
-    if shape is None:
-        return list(VERSIONS)
-    names = [one.name for one in competitors(suite, shape)]
+    names = [one.name for one in competitors(*group)]
     return [] if set(names) <= set(PEERS) else names
 
 
@@ -142,17 +136,13 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
             mark(None)
             there = rows_at(document, group)
             started = time.monotonic()
-            if shape is None:
-                missing = [name for name in VERSIONS if name not in {r["version"] for r in there}]
-                rows = there + host_times(rounds, missing, mark)
-            else:
-                lost = {row["version"]: row["reason"] for row in there if "reason" in row}
-                rows = measure(suite, shape, rounds, mark, lost, telemetry)
+            lost = {row["version"]: row["reason"] for row in there if "reason" in row}
+            rows = measure(suite, shape, rounds, mark, lost, telemetry)
             document["rows"] = [row for row in document["rows"] if row not in there] + rows
             save_sorted(document, path)
             now = time.monotonic()
             left = (now - began) / number * (len(todo) - number)
-            line = f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}"
+            line = f"[{number}/{len(todo)}] {suite} {shape}: {summary(rows)}"
             if bar is not None:
                 bar.write(line, file=sys.stderr)
                 bar.update()
@@ -170,11 +160,7 @@ def summary(rows: Rows) -> str:
     """One line about a group: the rates that it has."""
     found = []
     for row in rows:
-        for unit, form in (
-            ("tflops", "{:.0f}"),
-            ("tb_per_s", "{:.2f} TB/s"),
-            ("host_us", "{:.0f}"),
-        ):
+        for unit, form in (("tflops", "{:.0f}"), ("tb_per_s", "{:.2f} TB/s")):
             if unit in row:
                 found.append(f"{row['version']} {form.format(row[unit])}")
         if "reason" in row:
@@ -214,8 +200,7 @@ def catalogue() -> str:
     """The list of suites, versions and peers."""
     lines = ["suites (--suite NAME ..., default: all but quick)"]
     for name, shapes in SUITES.items():
-        number = f"{len(shapes)} shapes" if shapes else ""
-        lines.append(f"  {name:16} {number:10} {ABOUT[name]}")
+        lines.append(f"  {name:18} {len(shapes):3} shapes  {ABOUT[name]}")
     lines.append("versions")
     for name, version in VERSIONS.items():
         variants = ", ".join(dict.fromkeys([*version.variants, *version.fp8_variants])) or "none"

@@ -119,7 +119,6 @@ SUITES = {
     "ablation backward": table((4096, 16384), (128, 64)),
     "packed": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
     "packed backward": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
-    "launch": [],
     "quick": [
         prefill(4096, 128, False),
         prefill(4096, 128, True),
@@ -139,7 +138,6 @@ ABOUT = {
     "decode": "one query, grouped heads, a long cache or many sequences",
     "packed": "forward, 64 sequences of different lengths in one tensor",
     "packed backward": "gradients of the same",
-    "launch": "microseconds of host time of one call",
     "quick": "forward, a few shapes of the table, under a minute",
 }
 

@@ -4,7 +4,6 @@ import argparse
 import gc
 import json
 import math
-import statistics
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 
 from flash_versions.bench.document import save
-from flash_versions.bench.measure import captured, reason, timed
+from flash_versions.bench.measure import reason
 
 BEGAN = time.monotonic()  # when the script was started
 
@@ -121,28 +120,6 @@ def wrong(module, jobs, processes, seconds=200, until=math.inf):
 
     with ThreadPoolExecutor(processes) as pool:
         return [job for job, right in zip(jobs, pool.map(is_right, jobs)) if not right]
-
-
-def in_graphs(contestants, rounds=12):
-    """The rows of (row, what prepares the call, what refuses its results), with the times of the
-    calls, in turns, each as a CUDA graph with a cold L2 cache. A row that has the FLOPs or the
-    bytes of its call gets a rate.
-    """
-    replays = {}
-    for number, (row, prepare, refuse) in enumerate(contestants):
-        try:
-            replays[number], results, _ = captured(prepare)
-            refuse(results)
-        except Exception as error:  # whatever a library raises, the others are measured
-            replays.pop(number, None)
-            row["reason"] = reason(error)
-    for number, times in timed(replays, rounds).items():
-        row = contestants[number][0]
-        row |= {"ms_p50": statistics.median(times), "rounds": len(times)}
-        for amount, rate in (("flops", "tflops"), ("bytes", "tb_per_s")):
-            if amount in row:
-                row[rate] = row[amount] / row["ms_p50"] / 1e9
-    return [row for row, *_ in contestants]
 
 
 def in_turns(calls, rounds):

@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend  # noqa: E402
 from flash_versions import VERSIONS, masks  # noqa: E402
 from flash_versions.bench import peers  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
+from flash_versions.bench.measure import in_graphs, reason  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
@@ -34,7 +35,7 @@ from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
-from tests.benchmarks.harness import in_graphs, in_time, keep, parser, reason, wrong  # noqa: E402
+from tests.benchmarks.harness import in_time, keep, parser, wrong  # noqa: E402
 
 DEVICE = "cuda"
 PROCESSES = min(14, os.cpu_count() or 1)
@@ -43,6 +44,7 @@ FEW = 2000  # tokens of packed sequences that are checked
 MEANS = (256, 512, 1024, 2048, 4096)  # of the lengths of packed sequences
 PROMPT, ANSWERS = 2048, [256] * 16
 WAYS = ("forward", "backward")
+ROUNDS = 12
 
 
 class Given(NamedTuple):
@@ -549,7 +551,7 @@ def measure(suite, name):
     """The rows of a problem."""
     for group in SUITES[suite][1](name, False):
         made = [({"suite": suite} | x.row, x.prepare, refuse_unless_finite) for x in group]
-        yield of_copy(in_graphs(made))
+        yield of_copy(in_graphs(made, ROUNDS))
 
 
 def check(suite, name):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.bench import measure
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.reference import forward
 from tests.benchmarks import harness
@@ -33,8 +34,9 @@ def timer(monkeypatch):
         results.append(prepare()())
         return None, results[-1], 0.0
 
-    monkeypatch.setattr(harness, "captured", captured)
-    monkeypatch.setattr(harness, "timed", lambda calls, rounds: {x: [1.0, 2.0, 3.0] for x in calls})
+    monkeypatch.setattr(measure, "captured", captured)
+    monkeypatch.setattr(measure, "timed", lambda calls, *_: {x: [1.0, 2.0, 3.0] for x in calls})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return results
 
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.measure import L2_FLUSH_BYTES  # noqa: E402
-from tests.benchmarks.harness import in_graphs, keep, parser  # noqa: E402
+from flash_versions.bench.measure import L2_FLUSH_BYTES, in_graphs  # noqa: E402
+from tests.benchmarks.harness import keep, parser  # noqa: E402
 from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm  # noqa: E402

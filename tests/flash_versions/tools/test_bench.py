@@ -43,11 +43,6 @@ def laboratory(monkeypatch, tmp_path):
             rows.append(one.row(suite, shape) | time)
         return rows
 
-    def fake_host_times(rounds, versions, mark):
-        state.measured.append(("launch", tuple(versions)))
-        about = {"suite": "launch", "host_us": 1.0}
-        return [about | {"version": v, "call": x} for v in versions for x in ("one", "other")]
-
     def run(*names, rounds=10):
         state.measured.clear()
         state.lost.clear()
@@ -56,9 +51,8 @@ def laboratory(monkeypatch, tmp_path):
 
     competing = lambda *_: [Competitor(name, lambda q, k, v: q) for name in state.names]  # noqa: E731
     for room, name, fake in (
-        (bench, "SUITES", {"table": SHAPES, "seeds": SHAPES[:1], "launch": []}),
+        (bench, "SUITES", {"table": SHAPES, "seeds": SHAPES[:1]}),
         (bench, "measure", fake_measure),
-        (bench, "host_times", fake_host_times),
         (bench, "Telemetry", nullcontext),
         (bench, "copy_bandwidth", lambda rounds: 4.0),
         (bench, "competitors", competing),
@@ -71,17 +65,17 @@ def laboratory(monkeypatch, tmp_path):
 
 
 def test_a_stopped_run_goes_on(laboratory):
-    whole = laboratory.run("table", "seeds", "launch")
-    assert len(whole["rows"]) == 2 * 3 + 2 + 2 * len(VERSIONS)
+    whole = laboratory.run("table", "seeds")
+    assert len(whole["rows"]) == 2 * 3 + 2
     assert whole["copy_tb_per_s"] == 4.0 and whole["schema"] == document.SCHEMA
     laboratory.path.unlink()
     laboratory.stop_after = 2
     with pytest.raises(KeyboardInterrupt):
-        laboratory.run("table", "seeds", "launch")
+        laboratory.run("table", "seeds")
     assert len(json.loads(laboratory.path.read_text())["rows"]) == 4
     laboratory.stop_after = None
-    assert laboratory.run("launch", "seeds", "table") == whole  # in the order of the suites
-    assert laboratory.run("table", "seeds", "launch") == whole
+    assert laboratory.run("seeds", "table") == whole  # in the order of the suites
+    assert laboratory.run("table", "seeds") == whole
     assert laboratory.measured == []
     assert not list(laboratory.path.parent.glob(".*")) and laboratory.mark.read() is None
     laboratory.names.append("c")  # a new competitor: its shapes are measured again
@@ -131,11 +125,6 @@ def test_the_lost_are_not_tried_again(laboratory):
     laboratory.names.append("c")
     laboratory.run("table")
     assert laboratory.lost == [{}, {"b": "it hung"}, {}]
-    first = next(iter(VERSIONS))
-    lost = {"place": {"suite": "launch"}, "version": first, "reason": "it hung"}
-    bench.lose(laboratory.path, lost)
-    laboratory.run("launch")
-    assert laboratory.measured == [("launch", tuple(name for name in VERSIONS if name != first))]
 
 
 # What hangs or crashes.
