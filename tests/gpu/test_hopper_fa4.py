@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.bench.record import record
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
@@ -15,6 +14,7 @@ from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
+from tests.benchmarks.attention.record import record
 from tests.gpu.launches import differing, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_right, assert_within_budget
 

@@ -1,6 +1,6 @@
 """When each role of FA4's kernel is in which state: time stamps from an instrumented launch.
 
-`bench/record.py` makes a document of them.
+`tests/benchmarks/attention/record.py` makes a document of them.
 """
 
 import torch
