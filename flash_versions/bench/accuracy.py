@@ -19,7 +19,7 @@ counts every query alike.
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,10 @@ DISTRIBUTIONS = ("gaussian", "outliers", "paper")
 HEAD_DIMS = (64, 128)
 SHARE = 0.001  # of the entries that are outliers
 ORACLE_ROWS = 512  # queries of a head that the oracle computes
+# Tokens, heads, and those of them that the oracle computes; simulated, they take a minute.
+SIZES = {"cuda": (8192, 16, 4), "cpu": (512, 2, 2)}
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One sequence with as many keys as queries."""
-
-    length: int
-    heads: int
-    oracle_heads: int
-
-    @classmethod
-    def default(cls, device: str) -> "Shape":
-        """A long sequence; on the CPU, where kernels are simulated, one for a minute's time."""
-        return cls(8192, 16, 4) if device == "cuda" else cls(512, 2, 2)
 
 
 def draw(distribution: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -101,25 +89,29 @@ def errors(o: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
     }
 
 
-def measure(version: str, shape: Shape, device: str, seed: int = 0) -> Iterator[Row]:
+def measure(version: str, size: tuple[int, int, int], device: str, seed: int = 0) -> Iterator[Row]:
     """Rows of every distribution, head_dim and scheme, one after the other.
+
+    Args:
+        version: whose kernels run.
+        size: tokens of the one sequence, its heads, and those of them that the oracle computes.
+        device: "cuda" or "cpu".
+        seed: of the inputs.
 
     Raises:
         ValueError: the version cannot compute in FP8; the sentence says why.
     """
-    for distribution in DISTRIBUTIONS:
-        for head_dim in HEAD_DIMS:
-            generator = torch.Generator().manual_seed(seed)
-            size = (1, shape.length, shape.heads, head_dim)
-            q, k, v = (draw(distribution, size, generator).to(device) for _ in range(3))
-            step = max(1, shape.length // ORACLE_ROWS)
-            rows = torch.arange(0, shape.length, step, device=device)
-            judged = [x[:, :, : shape.oracle_heads] for x in (q, k, v)]
-            exact = exact_attention(judged[0], judged[1], judged[2], rows)
-            for scheme, precision in SCHEMES.items():
-                o = attention(q, k, v, version=version, precision=precision)
-                found = errors(o[:, rows, : shape.oracle_heads], exact)
-                yield {"distribution": distribution, "D": head_dim, "scheme": scheme, **found}
+    length, heads, judged = size
+    rows = torch.arange(0, length, max(1, length // ORACLE_ROWS), device=device)
+    for distribution, head_dim in product(DISTRIBUTIONS, HEAD_DIMS):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (1, length, heads, head_dim)
+        q, k, v = (draw(distribution, shape, generator).to(device) for _ in range(3))
+        exact = exact_attention(q[:, :, :judged], k[:, :, :judged], v[:, :, :judged], rows)
+        for scheme, precision in SCHEMES.items():
+            o = attention(q, k, v, version=version, precision=precision)
+            found = errors(o[:, rows, :judged], exact)
+            yield {"distribution": distribution, "D": head_dim, "scheme": scheme, **found}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,30 +122,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = made.add_argument
     add("--out", type=Path, help="the JSON file to write (none)")
-    add(
-        "--version", choices=VERSIONS, default="fa3", help="the version whose FP8 kernel runs (fa3)"
-    )
+    add("--version", choices=VERSIONS, default="fa3", help="whose FP8 kernel runs (fa3)")
     add("--device", choices=("cuda", "cpu"), help="where to run (cuda if it can)")
     add("--length", type=int, help="tokens of the sequence (8192; simulated 512)")
     add("--seed", type=int, default=0, help="of the inputs")
     options = made.parse_args(arguments)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    shape = Shape.default(device)
+    length, heads, judged = SIZES[device]
     if options.length is not None:
         if options.length < 1:
             made.error(f"--length {options.length}: a sequence has at least one token")
-        shape = Shape(options.length, shape.heads, shape.oracle_heads)
+        length = options.length
     if device == "cpu":
         sys.stderr.write(
-            f"simulated on the CPU: {shape.length} tokens, {shape.heads} heads; a GPU measures "
-            f"8192 tokens\n"
+            f"simulated on the CPU: {length} tokens, {heads} heads; a GPU measures 8192 tokens\n"
         )
-    judged = f"{min(ORACLE_ROWS, shape.length)} queries of {shape.oracle_heads} heads, all keys"
-    what = {"version": options.version, "S": shape.length, "H": shape.heads}
-    what |= {"oracle": f"fp64, {judged}", "seed": options.seed}
-    document = new_document(device, what=what)
+    oracle = f"fp64, {min(ORACLE_ROWS, length)} queries of {judged} heads, all keys"
+    what = {"version": options.version, "S": length, "H": heads, "oracle": oracle}
+    document = new_document(device, what=what | {"seed": options.seed})
     try:
-        for row in measure(options.version, shape, device, options.seed):
+        for row in measure(options.version, (length, heads, judged), device, options.seed):
             document["rows"].append(row)
             numbers = "  ".join(f"{name} {row[name]:.4f}" for name in ("rmse", "mean", "row"))
             about = f"{row['distribution']:9} D={row['D']:<4} {row['scheme']:15}"
