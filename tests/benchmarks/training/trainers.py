@@ -121,8 +121,12 @@ class Bench:
         }  # fmt: skip
         return kind(**{**given, **changes})
 
-    def trainer(self, model: Any, collate: Any, lengths: list[int], **changes: Any) -> Any:
-        """transformers' own; the same rows in every step."""
+    def trainer(self, model: Any, collate: Any, **changes: Any) -> Any:
+        """transformers' own; the same rows in every step, half as many if they are `equal`."""
+        lengths = self.lengths(ROWS) * max(PROCESSES, 1)
+        if collate is equal:
+            lengths = [self.tokens] * (ROWS // 2)
+            changes["per_device_train_batch_size"] = ROWS // 2
         rows = self.rows(lengths) * self.steps
         return transformers.Trainer(
             model=model, args=self.arguments(**changes), data_collator=collate,
@@ -145,71 +149,46 @@ def equal(rows: list[dict]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def padded(bench: Bench, attention: str) -> Any:
-    """transformers' Trainer, rows padded to the longest."""
-    return bench.trainer(bench.model(attention), pad, bench.lengths(ROWS))
-
-
-def padding_free(bench: Bench, attention: str) -> Any:
-    """The same rows behind each other."""
-    collate = transformers.DataCollatorWithFlattening()
-    return bench.trainer(bench.model(attention), collate, bench.lengths(ROWS))
-
-
-def compiled(bench: Bench, attention: str) -> Any:
-    """transformers' Trainer under torch.compile, rows of one length."""
-    few = {"per_device_train_batch_size": ROWS // 2, "torch_compile": True}
-    return bench.trainer(bench.model(attention), equal, [bench.tokens] * (ROWS // 2), **few)
-
-
-def checkpointing(bench: Bench, attention: str) -> Any:
-    """With gradient checkpointing, rows of one length."""
-    few = {"per_device_train_batch_size": ROWS // 2, "gradient_checkpointing": True}
-    return bench.trainer(bench.model(attention), equal, [bench.tokens] * (ROWS // 2), **few)
-
-
-def lora(bench: Bench, attention: str) -> Any:
+def lora(bench: Bench, model: Any) -> Any:
     """PEFT's LoRA of all projections of attention, rows padded to the longest."""
     names = ["q_proj", "k_proj", "v_proj", "o_proj"]
     config = peft.LoraConfig(r=16, target_modules=names, task_type="CAUSAL_LM")
-    return bench.trainer(peft.get_peft_model(bench.model(attention), config), pad,
-                         bench.lengths(ROWS))  # fmt: skip
+    return bench.trainer(peft.get_peft_model(model, config), pad)
 
 
-def sharded(bench: Bench, attention: str) -> Any:
+def sharded(bench: Bench, model: Any) -> Any:
     """transformers' Trainer, no padding, weights divided over GPUs by accelerate's FSDP2."""
     if not PROCESSES or bench.device == "cpu":
         raise RuntimeError("accelerate's FSDP2 takes GPUs, and processes that torchrun has started")
     layers = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
     collate = transformers.DataCollatorWithFlattening()
-    trainer = bench.trainer(bench.model(attention), collate, bench.lengths(ROWS) * PROCESSES,
-                            fsdp=True, fsdp_config=layers)  # fmt: skip
+    trainer = bench.trainer(model, collate, fsdp=True, fsdp_config=layers)
     assert trainer.accelerator.is_fsdp2
     return trainer
 
 
-def packed_sft(bench: Bench, attention: str) -> Any:
+def packed_sft(bench: Bench, model: Any) -> Any:
     """TRL's SFTTrainer, which packs rows into as many tokens as the longest has."""
     import datasets
     import trl
 
     rows = bench.rows([n // 4 for n in bench.lengths(8 * ROWS)])
     return trl.SFTTrainer(
-        model=bench.model(attention), processing_class=bench.tokenizer,
+        model=model, processing_class=bench.tokenizer,
         train_dataset=datasets.Dataset.from_dict({"input_ids": rows * bench.steps}),
         args=bench.arguments(trl.SFTConfig, packing=True, max_length=bench.tokens,
                              per_device_train_batch_size=ROWS // 2),
     )  # fmt: skip
 
 
-def grpo(bench: Bench, attention: str) -> Any:
+def grpo(bench: Bench, model: Any) -> Any:
     """TRL's GRPOTrainer: 4 prompts with 8 answers each, of as many tokens as are allowed."""
     import datasets
     import trl
 
     prompts = ["say " + "ab" * (bench.tokens // 16)] * 4 * bench.steps
     return trl.GRPOTrainer(
-        model=bench.model(attention), processing_class=bench.tokenizer,
+        model=model, processing_class=bench.tokenizer,
         reward_funcs=lambda completion_ids, **_: [float(sum(x) % 5) for x in completion_ids],
         train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
         args=bench.arguments(trl.GRPOConfig, per_device_train_batch_size=32, num_generations=8,
@@ -218,10 +197,14 @@ def grpo(bench: Bench, attention: str) -> Any:
 
 
 INTEGRATIONS = {
-    "Trainer, padded rows": padded,
-    "Trainer, padding-free": padding_free,
-    "Trainer, torch.compile": compiled,
-    "Trainer, gradient checkpointing": checkpointing,
+    "Trainer, padded rows": lambda x, model: x.trainer(model, pad),
+    "Trainer, padding-free": lambda x, model: x.trainer(
+        model, transformers.DataCollatorWithFlattening()
+    ),
+    "Trainer, torch.compile": lambda x, model: x.trainer(model, equal, torch_compile=True),
+    "Trainer, gradient checkpointing": lambda x, model: x.trainer(
+        model, equal, gradient_checkpointing=True
+    ),
     "Trainer, FSDP2": sharded,
     "PEFT LoRA, padded rows": lora,
     "TRL SFTTrainer, packed": packed_sft,
@@ -233,7 +216,8 @@ def measure(integration: str, attention: str, args: Any) -> dict:
     """The fields of a contestant's row."""
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = INTEGRATIONS[integration](Bench(args, Path(folder)), attention)
+        bench = Bench(args, Path(folder))
+        trainer = INTEGRATIONS[integration](bench, bench.model(attention))
         timed = Timed(args.device)
         trainer.add_callback(timed)
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)

@@ -98,27 +98,20 @@ def refuse_other_prompts(case):
     theirs = AutoTokenizer.from_pretrained(case.folder)
     for problem in case.problems(0):
         _, mine = encode_chat(tokenizer, template, problem.messages)
-        other = theirs.apply_chat_template(
-            problem.messages, add_generation_prompt=True, return_dict=False
-        )
-        if mine != other:
+        asks = {"add_generation_prompt": True, "return_dict": False}
+        if mine != (other := theirs.apply_chat_template(problem.messages, **asks)):
             raise SystemExit(f"{case.name}: TRL asks in other tokens, {other} instead of {mine}")
 
 
-class Clock:
-    """Times the steps of one contestant."""
+class Clock(TrainerCallback):
+    """Times the steps of one contestant; TRL's end when the next ones begin."""
 
     def __init__(self, device):
         self.device, self.steps = device, []
 
-    def now(self):
-        """Seconds, once the device has done all that it was given."""
-        return now(self.device)
-
-    def begin(self):
-        """A step begins."""
+    def on_train_begin(self, *_, **__):
         forget_peak(self.device)
-        self.began = self.now()
+        self.began = now(self.device)
 
     def rolled_out(self, seconds, completions, rewards):
         """The rollout of the step took so long and gave these tokens."""
@@ -131,11 +124,11 @@ class Clock:
             "reward_deviation": statistics.pstdev(rewards),
         }
 
-    def end(self):
-        """The step is over."""
-        seconds = self.now() - self.began
+    def on_step_end(self, *_, **__):
+        seconds = now(self.device) - self.began
         spent = dict(zip(PHASES, (seconds, self.rollout, seconds - self.rollout)))
         self.steps.append({**spent, **self.seen, "peak_gib": peak_gib(self.device)})
+        self.on_train_begin()
 
 
 def ours(case, clock, steps, attention):
@@ -146,16 +139,16 @@ def ours(case, clock, steps, attention):
         attention=attention, dtype="bfloat16",
     )  # fmt: skip
     trainer = Trainer(resolved(settings, clock.device), clock.device)
+    clock.on_train_begin()
     for _ in range(steps):
-        clock.begin()
         rollouts = trainer.roll_out().rollouts
         if case.hashed:
             rollouts = [replace(r, reward=hash_reward(r.completion.tokens)) for r in rollouts]
-        seconds, rewards = clock.now() - clock.began, [r.reward for r in rollouts]
+        seconds, rewards = now(clock.device) - clock.began, [r.reward for r in rollouts]
         clock.rolled_out(seconds, [r.completion.tokens for r in rollouts], rewards)
         learned = int(trainer.learn(rollouts)["learned"])
         clock.seen |= {"learned": learned, "attention": trainer.settings.attention}
-        clock.end()
+        clock.on_step_end()
 
 
 class TimedTRL(GRPOTrainer):
@@ -164,25 +157,11 @@ class TimedTRL(GRPOTrainer):
     clock: Clock
 
     def _generate_and_score_completions(self, inputs):
-        started = self.clock.now()
+        clock = self.clock
+        started = now(clock.device)
         found = super()._generate_and_score_completions(inputs)
-        seconds = self.clock.now() - started
-        self.clock.rolled_out(seconds, self.clock.completions, self.clock.rewards)
+        clock.rolled_out(now(clock.device) - started, clock.completions, clock.rewards)
         return found
-
-
-class Steps(TrainerCallback):
-    """Tells a clock when TRL's steps end, which is when the next ones begin."""
-
-    def __init__(self, clock):
-        self.clock = clock
-
-    def on_train_begin(self, *_, **__):
-        self.clock.begin()
-
-    def on_step_end(self, *_, **__):
-        self.clock.end()
-        self.clock.begin()
 
 
 def trl(case, clock, steps, dtype):
@@ -200,44 +179,24 @@ def trl(case, clock, steps, dtype):
         clock.completions, clock.rewards = completion_ids, rewards
         return rewards
 
+    rows = {"prompt": [p.messages for p in problems], "index": list(range(len(problems)))}
+    loading = {"dtype": dtype, "attn_implementation": "sdpa"}
     with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(  # the rest of the arithmetic is the same by default
+            output_dir=folder, seed=SEED, max_steps=steps, shuffle_dataset=False,
+            per_device_train_batch_size=case.micro_batch,
+            gradient_accumulation_steps=case.prompts * case.group // case.micro_batch,
+            num_generations=case.group, max_completion_length=case.max_tokens, top_p=1.0, top_k=0,
+            loss_type="dapo", scale_rewards="group", epsilon_high=0.28, beta=0.0, learning_rate=LR,
+            lr_scheduler_type="constant", adam_beta2=0.95, use_cpu=clock.device.type == "cpu",
+            bf16=True, gradient_checkpointing=False, report_to=[], logging_strategy="no",
+            save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
         trainer = TimedTRL(
-            model=AutoModelForCausalLM.from_pretrained(
-                case.folder, dtype=dtype, attn_implementation="sdpa"
-            ),
-            processing_class=AutoTokenizer.from_pretrained(case.folder),
-            reward_funcs=reward,
-            callbacks=[Steps(clock)],
-            train_dataset=Dataset.from_dict(
-                {"prompt": [p.messages for p in problems], "index": list(range(len(problems)))}
-            ),
-            args=GRPOConfig(  # the rest of the arithmetic is the same by default
-                output_dir=folder,
-                seed=SEED,
-                max_steps=steps,
-                per_device_train_batch_size=case.micro_batch,
-                gradient_accumulation_steps=case.prompts * case.group // case.micro_batch,
-                num_generations=case.group,
-                max_completion_length=case.max_tokens,
-                shuffle_dataset=False,
-                top_p=1.0,
-                top_k=0,
-                loss_type="dapo",
-                scale_rewards="group",
-                epsilon_high=0.28,
-                beta=0.0,
-                learning_rate=LR,
-                lr_scheduler_type="constant",
-                adam_beta2=0.95,
-                use_cpu=clock.device.type == "cpu",
-                bf16=True,
-                gradient_checkpointing=False,
-                report_to=[],
-                logging_strategy="no",
-                save_strategy="no",
-                disable_tqdm=True,
-            ),
-        )
+            model=AutoModelForCausalLM.from_pretrained(case.folder, **loading),
+            processing_class=AutoTokenizer.from_pretrained(case.folder), reward_funcs=reward,
+            callbacks=[clock], train_dataset=Dataset.from_dict(rows), args=config,
+        )  # fmt: skip
         trainer.clock = clock
         trainer.remove_callback(PrinterCallback)  # it writes to standard output
         trainer.train()
