@@ -8,13 +8,10 @@ from itertools import product
 from docs.report.tables import (
     Group,
     ended,
-    lines,
     markdown,
     pivot,
     provenance,
     rate,
-    ratio,
-    rows_of,
     source,
     spread,
     where,
@@ -26,9 +23,12 @@ from flash_versions.bench.results import (
     ablated,
     any_row,
     label,
+    lines,
     mask,
     names,
     rate_of,
+    ratio,
+    rows_of,
     shapes,
 )
 

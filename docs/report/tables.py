@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flash_versions.bench.results import Document, Row, label, mask, rate_of
+from flash_versions.bench.results import Document, Row, label, mask, rate_of, ratio, rows_of
 
 Group = dict[Any, Row]  # the rows of a line, by what tells its columns apart
 
@@ -31,24 +31,6 @@ def pivot(
     return markdown([title, *((titles or {}).get(x) or label(x) for x in columns)], body)
 
 
-def rows_of(document: Document, suite: str) -> list[Row]:
-    """The rows of a suite."""
-    return [row for row in document["rows"] if row["suite"] == suite]
-
-
-def lines(
-    document: Document, suite: str, line: str | Callable[[Row], Any], by: str = "version"
-) -> dict[Any, Group]:
-    """The rows of a suite by the line of a table that they belong to, a field or a function of a
-    row, and by the field that tells the columns apart.
-    """
-    found: dict[Any, Group] = {}
-    for row in rows_of(document, suite):
-        place = row.get(line) if isinstance(line, str) else line(row)
-        found.setdefault(place, {})[row[by]] = row
-    return found
-
-
 def ended(table: str, *notes: str) -> str:
     """A table and the sentences below it."""
     return f"{table}\n\n{' '.join(note for note in notes if note)}\n"
@@ -58,12 +40,6 @@ def where(row: Row) -> str:
     """The name of a shape in a table; in the suite "seeds" batch and heads belong to it."""
     few = f"B={row['B']}, H={row['H']}, " if row["suite"] == "seeds" else ""
     return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
-
-
-def ratio(group: Group, name: str, base: str) -> float | None:
-    """How many times another's rate; None if one of them was not measured."""
-    own, other = rate_of(group, name), rate_of(group, base)
-    return own / other if own and other else None
 
 
 def rate(group: Group, name: str, base: str | None = None, of: str = "") -> str | None:

@@ -3,19 +3,18 @@
 from functools import partial
 from statistics import geometric_mean
 
-from docs.report.tables import (
-    ended,
+from docs.report.tables import ended, markdown, pivot, provenance, rate, source
+from flash_versions.bench.peers import PEERS
+from flash_versions.bench.results import (
+    Document,
+    any_row,
+    label,
     lines,
-    markdown,
-    pivot,
-    provenance,
-    rate,
+    mask,
+    names,
     ratio,
     rows_of,
-    source,
 )
-from flash_versions.bench.peers import PEERS
-from flash_versions.bench.results import Document, any_row, label, mask, names
 
 
 def compared(own, other, form="{:.2f}", times="{:.2f}", inverse=False):

@@ -1,8 +1,8 @@
 """The README's sentence with a rate, its table of what each version is worth, and tiles."""
 
-from docs.report.tables import ended, lines, markdown, rate, ratio, source, where
+from docs.report.tables import ended, markdown, rate, source, where
 from flash_versions import VERSIONS
-from flash_versions.bench.results import Document, Row, label
+from flash_versions.bench.results import Document, Row, label, lines, ratio
 
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")

@@ -6,7 +6,8 @@ The folders of docs/results say what was measured. They hold JSON documents of `
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,32 @@ def read_results() -> Document:
     return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json")))
 
 
+def rows_of(document: Document, suite: str) -> list[Row]:
+    """The rows of a suite."""
+    return [row for row in document["rows"] if row["suite"] == suite]
+
+
+def lines(
+    document: Document, suite: str, line: str | Callable[[Row], Any], by: str = "version"
+) -> dict[Any, dict[Any, Row]]:
+    """The rows of a suite by the line of a table that they belong to, a field or a function of a
+    row, and by the field that tells the columns apart; in the order of measurement.
+    """
+    found: dict[Any, dict[Any, Row]] = {}
+    for row in rows_of(document, suite):
+        place = row.get(line) if isinstance(line, str) else line(row)
+        found.setdefault(place, {})[row[by]] = row
+    return found
+
+
 def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:
     """Rows of a suite as {shape: {name: row}}, in the order of measurement."""
-    found: dict[tuple, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == suite:
-            found.setdefault(tuple(row[key] for key in SHAPE), {})[row["version"]] = row
-    return found
+    return lines(document, suite, lambda row: tuple(row[key] for key in SHAPE))
 
 
 def names(document: Document, suite: str) -> list[str]:
     """The competitors of a suite: the versions in the order of measurement, then the peers."""
-    found = dict.fromkeys(row["version"] for row in document["rows"] if row["suite"] == suite)
+    found = dict.fromkeys(row["version"] for row in rows_of(document, suite))
     return [n for n in found if n not in PEERS] + [n for n in PEERS if n in found]
 
 
@@ -85,19 +100,24 @@ def any_row(group: dict[str, Row]) -> Row:
     return next(iter(group.values()))
 
 
-def rate_of(group: dict[str, Row], name: str) -> float | None:
+def rate_of(group: dict[Any, Row], name: str) -> float | None:
     """TFLOP/s of one competitor on one shape; None if it was not measured there."""
     return group[name].get("tflops") if name in group else None
+
+
+def ratio(group: dict[Any, Row], name: str, base: str) -> float | None:
+    """How many times another's rate; None if one of them was not measured."""
+    own, other = rate_of(group, name), rate_of(group, base)
+    return own / other if own and other else None
 
 
 def loss_curves(document: Document, window: int) -> dict[str, list[list[float]]] | None:
     """{version: [losses of each seed]}, a mean for each `window` steps; None if not measured."""
     found: dict[str, list[list[float]]] = {}
-    for row in document["rows"]:
-        if row["suite"] == "training curve":
-            losses, starts = row["losses"], range(0, len(row["losses"]), window)
-            means = [statistics.fmean(losses[start : start + window]) for start in starts]
-            found.setdefault(row["version"], []).append(means)
+    for row in rows_of(document, "training curve"):
+        losses, starts = row["losses"], range(0, len(row["losses"]), window)
+        means = [statistics.fmean(losses[start : start + window]) for start in starts]
+        found.setdefault(row["version"], []).append(means)
     return found or None
 
 
@@ -122,23 +142,16 @@ def ablation_ratios(
     groups = list(shapes(document, suite).values())
     variants = ablated(groups)
     ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for group in groups:
+    for group, (number, (version, members)) in product(groups, enumerate(variants.items())):
         row = any_row(group)
-        for number, (version, members) in enumerate(variants.items()):
-            own, earlier = rate_of(group, version), list(variants)[:number]
-            if not own or not members:
-                continue
-            panels = ratios.setdefault(version, {})
-            panel = panels.setdefault(f"D={row['D']} {mask(row)}", {})
-            for name in (*members, *earlier, peer):
-                if rate := rate_of(group, name):
-                    panel.setdefault(members.get(name, label(name)), []).append(rate / own)
-    means = {
+        for name in (*members, *list(variants)[:number], peer) if members else ():
+            if times := ratio(group, name, version):
+                panel = ratios.setdefault(version, {}).setdefault(f"D={row['D']} {mask(row)}", {})
+                panel.setdefault(members.get(name, label(name)), []).append(times)
+    return {
         version: {
             panel: {what: statistics.geometric_mean(x) for what, x in found.items()}
             for panel, found in panels.items()
-            if found
         }
         for version, panels in ratios.items()
-    }
-    return {version: panels for version, panels in means.items() if panels} or None
+    } or None

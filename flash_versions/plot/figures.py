@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from flash_versions.bench.results import (
     loss_curves,
     names,
     rate_of,
+    ratio,
     read_results,
     shapes,
 )
@@ -118,16 +120,6 @@ def lines_over_length(
         if lines:
             panels[f"D={head_dim} {'causal' if causal else 'full'}"] = lines
     return panels or None
-
-
-def ratio_to(base: str) -> Callable[[dict[str, Any], str], float | None]:
-    """How many times as fast as another competitor of the same shape."""
-
-    def ratio(group: dict[str, Any], name: str) -> float | None:
-        rate, other = rate_of(group, name), rate_of(group, base)
-        return rate / other if rate and other else None
-
-    return ratio
 
 
 def peak_memory(group: dict[str, Any], name: str) -> float | None:
@@ -353,7 +345,7 @@ PLOTS = {
     ),
     "speedup": Plot(
         "attention",
-        lambda document: lines_over_length(document, "table", ratio_to("torch fa2")),
+        lambda document: lines_over_length(document, "table", partial(ratio, base="torch fa2")),
         lambda data: draw_lines(data, "Forward, against torch's FlashAttention-2", "speed-up"),
     ),
     "backward": Plot(

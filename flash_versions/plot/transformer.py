@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from flash_versions.bench.results import Document, any_row, rate_of
+from flash_versions.bench.results import Document, any_row, lines, rate_of, ratio, rows_of
 
 # Suite -> what its products are held against, and how a figure calls it.
 PRODUCTS = {"gemm": ("cuBLAS", "a product"), "norm gemm": ("cuBLAS alone", "a norm and a product")}
@@ -23,22 +23,13 @@ STYLES: dict[str, Any] = {  # of who generates
 
 def products_data(document: Document) -> dict[str, dict[str, dict[str, float]]] | None:
     """{suite: {shape: {who: rate over the library's}}}; None if nothing was measured."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in document["rows"]:
-        if row["suite"] in PRODUCTS:
-            shapes = found.setdefault(row["suite"], {})
-            shapes.setdefault(row["shape"], {})[row["version"]] = row
     panels: dict[str, dict[str, dict[str, float]]] = {}
-    for suite, shapes in found.items():
-        base = PRODUCTS[suite][0]
-        for shape, group in shapes.items():
-            if not (other := rate_of(group, base)):
-                continue
-            row = any_row(group)
-            name = f"{shape}\n{row['M']} x {row['K']} x {row['N']}"
-            ratios = {who: rate / other for who in group if (rate := rate_of(group, who))}
-            del ratios[base]
-            panels.setdefault(suite, {})[name] = ratios
+    for suite, (base, _) in PRODUCTS.items():
+        for shape, group in lines(document, suite, "shape").items():
+            ratios = {x: times for x in group if x != base and (times := ratio(group, x, base))}
+            if rate_of(group, base):
+                name = "{}\n{M} x {K} x {N}".format(shape, **any_row(group))
+                panels.setdefault(suite, {})[name] = ratios
     return panels or None
 
 
@@ -72,21 +63,14 @@ def generation_data(document: Document) -> dict[str, Any] | None:
     with one prompt; {model: {"batch" or "prompt": {who: [(x, rate)]}}}.
     """
     found: dict[str, dict[str, dict[str, list[tuple[int, float]]]]] = {}
-    rows = [row for row in document["rows"] if row["suite"] == "generate" and "ms_per_step" in row]
+    rows = [row for row in rows_of(document, "generate") if "ms_per_step" in row]
     shortest = min((row["prompt"] for row in rows), default=0)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["prompt"], row["batch"])):
         rate = 1000 * row["batch"] / row["ms_per_step"]
         panels = found.setdefault(row["case"], {"batch": {}, "prompt": {}})
-        if row["prompt"] == shortest:
-            points = panels["batch"].setdefault(row["contestant"], [])
-            points.append((row["batch"], rate))
-        if row["batch"] == 1:
-            points = panels["prompt"].setdefault(row["contestant"], [])
-            points.append((row["prompt"], rate))
-    for panels in found.values():
-        for lines in panels.values():
-            for points in lines.values():
-                points.sort()
+        for axis, wanted in (("batch", row["prompt"] == shortest), ("prompt", row["batch"] == 1)):
+            if wanted:
+                panels[axis].setdefault(row["contestant"], []).append((row[axis], rate))
     return found or None
 
 
