@@ -35,6 +35,7 @@ import os
 import statistics
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -54,27 +55,14 @@ from transformer.model.weights import find_checkpoint, load_config, load_model  
 
 SUITE = "generate"
 LLAMA_1B = Config(
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=64,
-    max_positions=131072,
-    norm_eps=1e-5,
-    rope=Rope(5e5, "llama3", 32.0, 8192),
-    tied_embeddings=True,
-)
+    vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
+    num_kv_heads=8, head_dim=64, max_positions=131072, norm_eps=1e-5,
+    rope=Rope(5e5, "llama3", 32.0, 8192), tied_embeddings=True,
+)  # fmt: skip
 LLAMA_8B = replace(
-    LLAMA_1B,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    head_dim=128,
-    rope=Rope(5e5, "llama3", 8.0, 8192),
-    tied_embeddings=False,
-)
+    LLAMA_1B, hidden_size=4096, intermediate_size=14336, num_layers=32, head_dim=128,
+    rope=Rope(5e5, "llama3", 8.0, 8192), tied_embeddings=False,
+)  # fmt: skip
 SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
 SHIPPED = "shipped"
 COMPILED, EAGER, ALONE = "transformers compiled", "transformers", "torch compiled"
@@ -139,15 +127,9 @@ def transformers(model, prompts, **options):
     def call(tokens):
         batch = torch.tensor(prompts, device=weight.device)
         found = theirs.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            do_sample=False,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
-        )
+            batch, attention_mask=torch.ones_like(batch), do_sample=False, min_new_tokens=tokens,
+            max_new_tokens=tokens, eos_token_id=None, pad_token_id=0, **options,
+        )  # fmt: skip
         return found[:, batch.shape[1] :].tolist()
 
     return call
@@ -190,15 +172,11 @@ def seconds_of(call, tokens, rounds, device):
 
 def bytes_per_step(model, batch, length):
     """What a step reads: every weight but an embedding that is only looked up, and the cache."""
+    c, embedding = model.config, model.model.embed_tokens.weight
     weights = sum(p.nbytes for p in model.parameters())
-    embedding = model.model.embed_tokens.weight
-    if not model.config.tied_embeddings:
-        weights -= embedding.nbytes
-    c = model.config
-    return (
-        weights,
-        2 * c.num_layers * batch * length * c.num_kv_heads * c.head_dim * embedding.itemsize,
-    )
+    weights -= 0 if c.tied_embeddings else embedding.nbytes
+    numbers = 2 * c.num_layers * batch * length * c.num_kv_heads * c.head_dim
+    return weights, numbers * embedding.itemsize
 
 
 def turns(args, config):
@@ -206,13 +184,12 @@ def turns(args, config):
     the others. The others than ours, which take long to run or to compile, answer 1 and 64 rows of
     the first prompt only.
     """
+    first = args.prompt[0]
     for prompt in args.prompt:
-        for batch in args.batch if prompt == args.prompt[0] else (1,):
-            for contestant in args.contestant:
-                theirs = contestant != "ours"
-                fits = prompt + args.tokens + min(STEPS.values()) <= config.max_positions
-                if fits and not (theirs and (prompt != args.prompt[0] or batch not in (1, 64))):
-                    yield batch, prompt, contestant
+        for batch, contestant in product(args.batch if prompt == first else (1,), args.contestant):
+            short = contestant == "ours" or (prompt == first and batch in (1, 64))
+            if short and prompt + args.tokens + min(STEPS.values()) <= config.max_positions:
+                yield batch, prompt, contestant
 
 
 def measure(contestant, model, batch, prompt, tokens, bandwidth):
@@ -256,9 +233,8 @@ def measure(contestant, model, batch, prompt, tokens, bandwidth):
 
 def table_place(row):
     """Sorts rows as a whole run measures them."""
-    cases, contestants = [SHIPPED, *SHAPES], [*ROUNDS]
-    order = cases.index(row["case"]), row["prompt"], row["batch"]
-    return *order, contestants.index(row["contestant"])
+    case, contestant = [SHIPPED, *SHAPES].index(row["case"]), [*ROUNDS].index(row["contestant"])
+    return case, row["prompt"], row["batch"], contestant
 
 
 def put(document, out, row):
