@@ -54,15 +54,20 @@ def inputs(rows: int, width: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]
     return x, weight, norm
 
 
-def plain_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+def product(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    """The product alone."""
+    return F.linear(x, weight)
+
+
+def plain_swiglu(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
     """silu of the first half of the outputs times the second."""
     gate, up = F.linear(x, weight).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def eager_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+def eager_norm(x: Tensor, norm: Tensor, weight: Tensor, then: Callable = product) -> Tensor:
     """The norm, then the product, as the model computes them in torch."""
-    return F.linear(norm * F.rms_norm(x, x.shape[-1:], eps=EPS), weight)
+    return then(norm * F.rms_norm(x, x.shape[-1:], eps=EPS), norm, weight)
 
 
 def fused_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
@@ -77,51 +82,36 @@ def through_registers(x: Tensor, folded: Tensor) -> Tensor:
     return y
 
 
-def eager_swiglu(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-    """The norm, then gate and up and their product, in torch."""
-    return plain_swiglu(norm * F.rms_norm(x, x.shape[-1:], eps=EPS), weight)
+# What each suite is held against, a function of x, a norm and a weight.
+PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "gemm": product,
+    "gemm swiglu": plain_swiglu,
+    "norm gemm": eager_norm,
+    "norm gemm swiglu": partial(eager_norm, then=plain_swiglu),
+}
 
 
-def competitors(suite: str, x: Tensor, weight: Tensor, norm: Tensor) -> dict[str, Call]:
-    """What is timed, and what its results are held against: the entry "plain"."""
+def competitors(suite: str, x: Tensor, norm: Tensor, weight: Tensor) -> dict[str, Call]:
+    """What is timed."""
+    alone, torchs = partial(F.linear, x, weight), partial(PLAIN[suite], x, norm, weight)
     if suite == "gemm":
-        return {
-            "plain": partial(F.linear, x, weight),
-            "ours": partial(linear, x, weight),
-            "cuBLAS": partial(F.linear, x, weight),
-        }
+        return {"ours": partial(linear, x, weight), "cuBLAS": alone}
     if suite == "gemm swiglu":
-        return {
-            "plain": partial(plain_swiglu, x, weight),
-            "ours": partial(swiglu, x, *weight.chunk(2)),
-            "torch": partial(plain_swiglu, x, weight),
-        }
+        return {"ours": partial(swiglu, x, *weight.chunk(2)), "torch": torchs}
     folded = fold(norm, weight)
     if suite == "norm gemm swiglu":
         halves, weights = folded.chunk(2), weight.chunk(2)
         return {
-            "plain": partial(eager_swiglu, x, norm, weight),
             "ours": partial(norm_swiglu, x, norm, EPS, *weights, folded=halves),
-            "cuBLAS alone": partial(F.linear, x, weight),
-            "torch": partial(eager_swiglu, x, norm, weight),
+            "cuBLAS alone": alone,
+            "torch": torchs,
         }
     return {
-        "plain": partial(eager_norm, x, norm, weight),
         "ours": partial(norm_linear, x, norm, EPS, weight, folded=folded),
         "ours, A from registers": partial(through_registers, x, folded),
-        "cuBLAS alone": partial(F.linear, x, weight),
+        "cuBLAS alone": alone,
         "torch, norm and product": partial(fused_norm, x, norm, weight),
     }
-
-
-def exact(suite: str, x: Tensor, weight: Tensor, norm: Tensor) -> Tensor:
-    """The first rows in fp64."""
-    x, weight, norm = (t.double() for t in (x[:CHECKED], weight, norm))
-    if suite == "gemm":
-        return F.linear(x, weight)
-    if suite == "gemm swiglu":
-        return plain_swiglu(x, weight)
-    return (eager_swiglu if suite.endswith("swiglu") else eager_norm)(x, norm, weight)
 
 
 def refuse_wrong(found: Tensor, plain: Tensor, oracle: Tensor) -> None:
@@ -139,8 +129,8 @@ def measure(suite: str, shape: str) -> list[dict]:
     """Rows of one shape, one for each competitor."""
     rows, width, outputs = SHAPES[shape]
     x, weight, norm = inputs(rows, width, outputs)
-    calls = competitors(suite, x, weight, norm)
-    oracle, plain = exact(suite, x, weight, norm), calls.pop("plain")()
+    calls, plain = competitors(suite, x, norm, weight), PLAIN[suite](x, norm, weight)
+    oracle = PLAIN[suite](x[:CHECKED].double(), norm.double(), weight.double())
     about = {"suite": suite, "shape": shape, "M": rows, "K": width, "N": outputs}
     about["flops"] = 2 * rows * width * outputs
 
