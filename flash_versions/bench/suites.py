@@ -5,7 +5,7 @@ hidden size 2048, 4 B H M N D, halved if causal; 2.5 times that for a backward p
 in the place of two).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -107,13 +107,8 @@ SUITES = {
     ],
     "backward": table((1024, 2048, 4096, 8192, 16384), (128, 64)) + table((8192,), (256,)),
     "decode": [
-        Shape(B, 32, 8, 1, N, 128, False)
-        for N, batches in {
-            4096: (64, 128),
-            8192: (16, 64, 1),
-            32768: (16, 1),
-            131072: (4, 1),
-        }.items()
+        Shape(B, 32, 8, 1, kilo * 1024, 128, False)
+        for kilo, batches in {4: (64, 128), 8: (16, 64, 1), 32: (16, 1), 128: (4, 1)}.items()
         for B in batches
     ],
     "ablation backward": table((4096, 16384), (128, 64)),
@@ -200,101 +195,81 @@ class Competitor:
 
 def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
     """Everything that is measured on one shape, in the order of the tables' columns."""
-    causal = shape.causal
-    peers = [name for name, peer in PEERS.items() if peer.precision == "bf16"]
-    if suite == "ablation":
-        peers = ["cudnn"]
-        yield from ablated(causal)
-    elif suite == "ablation backward":
-        peers = ["cudnn"]
-        yield from ablated_backward(causal)
-    elif suite == "ablation fp8":
-        peers = ["cudnn fp8"]
-        yield from ablated_fp8(causal)
-    elif suite == "fp8":
-        peers = ["cudnn", "cudnn fp8"]
-        yield from in_both_precisions(causal)
-    elif suite == "quantize":
-        peers = []
-        yield from quantizers()
-    elif suite.startswith("packed"):
-        peers = ["torch fa2", "cudnn"]
-        yield from with_packed(shape)
-    else:
-        split = first_to_split() if suite == "decode" else None
-        for name in VERSIONS:
-            if name == split:
-                whole = partial(attention, version=name, num_splits=1)
-                yield Competitor(f"{name} unsplit", whole)
-            yield Competitor(name, partial(attention, causal=causal, version=name))
-            if suite == "backward" and name == FIRST_TO_ADD:
-                ordered = partial(attention, causal=causal, version=name, deterministic=True)
-                yield Competitor(f"{name} deterministic", ordered)
+    bf16 = tuple(name for name, peer in PEERS.items() if peer.precision == "bf16")
+    made, peers = OTHERS.get(suite, (partial(in_bf16, suite), bf16))
+    yield from made(shape)
     for name in peers:
         if (peer := PEERS[name]).installed():
-            function = partial(peer.function, causal=causal)
+            function = partial(peer.function, causal=shape.causal)
             prepare = in_e4m3 if peer.precision == "fp8" else None
             yield Competitor(name, function, precision=peer.precision, prepare=prepare)
 
 
-def ablated(causal: bool) -> Iterator[Competitor]:
+def in_bf16(suite: str, shape: Shape) -> Iterator[Competitor]:
+    """All versions, the first that splits a decoding step also without; of gradients those in
+    order, too.
+    """
+    split = first_to_split() if suite == "decode" else None
+    for name in VERSIONS:
+        if name == split:
+            yield Competitor(f"{name} unsplit", partial(attention, version=name, num_splits=1))
+        yield Competitor(name, partial(attention, causal=shape.causal, version=name))
+        if suite == "backward" and name == FIRST_TO_ADD:
+            ordered = partial(attention, causal=shape.causal, version=name, deterministic=True)
+            yield Competitor(f"{name} deterministic", ordered)
+
+
+def variants(name: str, own: Any, changed: Mapping[str, Any]) -> Iterator[tuple[dict, Any]]:
+    """Fields of a competitor and what is called, for a version and each of its variants."""
+    for variant, function in {"": own, **changed}.items():
+        yield {"name": f"{name} {variant}".rstrip(), "of": name, "variant": variant}, function
+
+
+def ablated(shape: Shape) -> Iterator[Competitor]:
     """Versions that have variants, each followed by them."""
     for name, version in VERSIONS.items():
         if version.variants:
-            yield Competitor(name, partial(forward, version.forward, causal), of=name)
-        for variant, changed in version.variants.items():
-            function = partial(forward, changed, causal)
-            yield Competitor(f"{name} {variant}", function, of=name, variant=variant)
+            for about, changed in variants(name, version.forward, version.variants):
+                yield Competitor(function=partial(forward, changed, shape.causal), **about)
 
 
-def ablated_backward(causal: bool) -> Iterator[Competitor]:
+def ablated_backward(shape: Shape) -> Iterator[Competitor]:
     """Versions whose backward has variants, each followed by them."""
     for name, version in VERSIONS.items():
-        if not version.backward_variants:
-            continue
-        for variant, backward in {"": version.backward, **version.backward_variants}.items():
-            # Without kinds: a plan that is found by them would be the version's own.
-            changed = replace(version, backward=backward, kind_of=lambda request: None)
-            function = partial(differentiable, changed, causal)
-            yield Competitor(f"{name} {variant}".rstrip(), function, of=name, variant=variant)
+        if version.backward_variants:
+            for about, backward in variants(name, version.backward, version.backward_variants):
+                # Without kinds: a plan that is found by them would be the version's own.
+                changed = replace(version, backward=backward, kind_of=lambda request: None)
+                yield Competitor(function=partial(differentiable, changed, shape.causal), **about)
 
 
-def ablated_fp8(causal: bool) -> Iterator[Competitor]:
+def ablated_fp8(shape: Shape) -> Iterator[Competitor]:
     """Versions that compute in FP8, each followed by its variants, on inputs scaled by heads: block
     scales add the same to all of them.
     """
     for name, version in VERSIONS.items():
-        if version.forward_quantized is None:
-            continue
-        for variant, function in {"": version.forward_quantized, **version.fp8_variants}.items():
-            yield fp8_competitor(
-                f"{name} {variant}".rstrip(), function, causal, Fp8("head"), name, variant
-            )
+        if version.forward_quantized is not None:
+            for about, kernel in variants(name, version.forward_quantized, version.fp8_variants):
+                yield fp8_competitor(kernel, shape, Fp8("head"), about)
 
 
-def in_both_precisions(causal: bool) -> Iterator[Competitor]:
+def in_both_precisions(shape: Shape) -> Iterator[Competitor]:
     """Versions that compute in FP8: in bf16, and on inputs that are quantised already."""
     for name, version in VERSIONS.items():
         if version.forward_quantized is not None:
-            yield Competitor(name, partial(attention, causal=causal, version=name), of=name)
+            yield Competitor(name, partial(attention, causal=shape.causal, version=name), of=name)
             for scales, how in FP8_INPUTS.items():
-                yield fp8_competitor(
-                    f"{name} {scales}", version.forward_quantized, causal, how, name, scales
-                )
+                about = {"name": f"{name} {scales}", "of": name, "variant": scales}
+                yield fp8_competitor(version.forward_quantized, shape, how, about)
 
 
 def fp8_competitor(
-    name: str, function: ForwardQuantized, causal: bool, how: Fp8, of: str, variant: str
+    kernel: ForwardQuantized, shape: Shape, how: Fp8, about: dict[str, Any]
 ) -> Competitor:
     """An FP8 kernel alone: what quantises its inputs is not timed."""
-    return Competitor(
-        name,
-        lambda request, quantized: function(request, quantized)[0],
-        of=of,
-        variant=variant,
-        precision="fp8",
-        prepare=partial(quantized_request, how, causal),
-    )
+    prepare = partial(quantized_request, how, shape.causal)
+    function = lambda *given: kernel(*given)[0]  # noqa: E731
+    return Competitor(function=function, precision="fp8", prepare=prepare, **about)
 
 
 def quantized_request(how: Fp8, causal: bool, q, k, v) -> tuple[Request, Quantized]:
@@ -307,14 +282,14 @@ def in_e4m3(q, k, v) -> Tensors:
     return tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))
 
 
-def quantizers() -> Iterator[Competitor]:
+def quantizers(shape: Shape) -> Iterator[Competitor]:
     """Every way to quantise, and a copy of as many bytes as q, k and v have: from one tensor to
     another, in one launch.
     """
     for name, how in QUANTIZERS.items():
-        yield Competitor(
-            name, partial(quantize, how=how), precision="fp8", verify=partial(is_quantized, how)
-        )
+        function, verify = partial(quantize, how=how), partial(is_quantized, how)
+        yield Competitor(name, function, precision="fp8", verify=verify)
+    copy = lambda source, target: target.copy_(source)  # noqa: E731
     yield Competitor("copy", copy, prepare=for_copy, verify=is_copied)
 
 
@@ -322,11 +297,6 @@ def for_copy(q, k, v) -> Tensors:
     """The source and the target of the copy."""
     source = torch.cat([x.flatten() for x in (q, k, v)])
     return source, torch.empty_like(source)
-
-
-def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A device copy."""
-    return target.copy_(source)
 
 
 def with_packed(shape: Shape) -> Iterator[Competitor]:
@@ -337,6 +307,18 @@ def with_packed(shape: Shape) -> Iterator[Competitor]:
         if takes(version, cu_seqlens_q=bounds, cu_seqlens_k=bounds):
             yield Competitor(name, partial(attention, causal=shape.causal, version=name))
             yield Competitor(f"{name} packed", partial(packed, name, bounds, shape.causal), lengths)
+
+
+# Suites in which others compete than all versions and peers in bf16: what makes them, the peers.
+OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]]] = {
+    "ablation": (ablated, ("cudnn",)),
+    "ablation backward": (ablated_backward, ("cudnn",)),
+    "ablation fp8": (ablated_fp8, ("cudnn fp8",)),
+    "fp8": (in_both_precisions, ("cudnn", "cudnn fp8")),
+    "quantize": (quantizers, ()),
+    "packed": (with_packed, ("torch fa2", "cudnn")),
+    "packed backward": (with_packed, ("torch fa2", "cudnn")),
+}
 
 
 def first_to_split() -> str | None:
