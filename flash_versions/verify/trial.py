@@ -8,13 +8,14 @@ number of a case or null, which times the version. It answers each with a line o
 import json
 import sys
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
-import triton
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_versions import attention
+from flash_versions.bench.measure import ROUNDS, timed
 from flash_versions.dispatch.replay.keys import OFTEN
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
@@ -70,7 +71,7 @@ def attempt(version: str, case: Case, device: str) -> dict[str, Any]:
     return {"outcome": "passed", "share_of_budget": share}
 
 
-def timed(version: str) -> list[dict[str, Any]]:
+def compared(version: str) -> list[dict[str, Any]]:
     """Speed of the forward against torch's scaled_dot_product_attention, causal, in bf16."""
     rows = []
     for shape in TIMED_SHAPES:
@@ -80,7 +81,7 @@ def timed(version: str) -> list[dict[str, Any]]:
             "ms": partial(attention, *inputs, causal=True, version=version),
             "sdpa_ms": partial(scaled_dot_product_attention, q, k, v, is_causal=True),
         }
-        times = {name: triton.testing.do_bench(call) for name, call in calls.items()}
+        times = {name: median(x) for name, x in timed(calls, ROUNDS).items()}
         rows.append({"shape": shape, **times})
     return rows
 
@@ -92,7 +93,7 @@ def main(small: bool) -> None:
         version, number = json.loads(line)
         try:
             if number is None:
-                found = {"outcome": "passed", "timing": timed(version)}
+                found = {"outcome": "passed", "timing": compared(version)}
             else:
                 found = attempt(version, draw(number, small), device)
         except Exception as error:  # reported, as every other outcome
