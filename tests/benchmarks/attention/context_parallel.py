@@ -28,12 +28,8 @@ from flash_versions.bench.suites import BACKWARD_FLOPS, Shape  # noqa: E402
 from flash_versions.dispatch.request import make_request  # noqa: E402
 from flash_versions.integrations.distributed.context_parallel import METHODS, shard, unshard  # noqa: E402
 from flash_versions.versions.api import choose_version  # noqa: E402
-from flash_versions.versions.oracle.budget import assess, assess_request  # noqa: E402
-from flash_versions.versions.oracle.checks import (  # noqa: E402
-    CHECKED_QUERIES,
-    refuse_over,
-    refuse_unless_finite,
-)
+from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
+from flash_versions.versions.oracle.checks import check, refuse_over, refuse_unless_finite  # noqa: E402
 from tests.benchmarks.harness import keep, now, parser, passed  # noqa: E402
 
 MODERATE = 2048  # rows, of which the oracle takes the full score matrix
@@ -84,26 +80,18 @@ def ask_rank_0(x):
     return box[0]
 
 
-def wrong(results, q, k, v, causal):
-    """What is wrong with rank 0's results, as it has the last chunk of the sequence; or None.
-
-    Of the first key head, as the oracle is in fp64.
-    """
-    return ask_rank_0(wrong_here(results, q, k, v, causal) if dist.get_rank() == 0 else None)
-
-
-def wrong_here(results, q, k, v, causal):
-    """What is wrong with this rank's results, or None."""
-    group, o = q.shape[2] // k.shape[2], results[0]
-    chunk = q.shape[1] // (2 * dist.get_world_size())
-    last = slice(-min(CHECKED_QUERIES, chunk), None)
-    try:
-        refuse_unless_finite(results)
-        heads = (o[:, last, :group], None, q[:, last, :group], k[:, :, :1], v[:, :, :1])
-        refuse_over(assess(*heads, causal=causal))
-    except ArithmeticError as error:
-        return str(error)
-    return None
+def wrong(results, q, k, v, causal, alone):
+    """What is wrong with results, or None; of the first key head, as the oracle is in fp64."""
+    why, group = None, q.shape[2] // k.shape[2]
+    o = results and (results[0] if alone else unshard(results[0]))
+    if dist.get_rank() == 0:
+        try:
+            refuse_unless_finite(results)
+            heads = q[:, :, :group], k[:, :, :1], v[:, :, :1]
+            check((o[:, :, :group],), q.shape[1], causal, *heads, None)
+        except ArithmeticError as error:
+            why = str(error)
+    return ask_rank_0(why)
 
 
 def elapsed(call, device):
@@ -156,7 +144,7 @@ def measure(shape, device, dtype, version, rounds, seconds):
                 ms, results = elapsed(call, device)
                 if number:
                     times[name].append(ms)
-                elif reason := wrong(results, q, k, v, shape.causal):
+                elif reason := wrong(results, q, k, v, shape.causal, name == ALONE):
                     reasons[name] = reason
                 del results
         for name, spent in times.items():
