@@ -433,17 +433,16 @@ class Cache(NamedTuple):
     def drawn(self):
         """The rows' lengths."""
         rng = random.Random(0)
-        of_others = {"uniform": lambda: rng.randint(self.length // 4, self.length),
-                     "one long": lambda: self.length // 16}  # fmt: skip
-        others = of_others.get(self.lengths, lambda: self.length)
-        return [self.length, *(others() for _ in range(self.batch - 1))]
+        least, most = {
+            "uniform": (self.length // 4, self.length),
+            "one long": (self.length // 16, self.length // 16),
+        }.get(self.lengths, (self.length, self.length))
+        return [self.length, *(rng.randint(least, most) for _ in range(self.batch - 1))]
 
     def request(self):
         """The call, on the GPU."""
-        dims, heads = (self.head_dim,) * 2, (self.kv_heads,)
-        q, k, v, _ = random_tensors(
-            0, self.queries, self.length, *heads, dims, self.batch, self.heads
-        )
+        sizes = self.queries, self.length, self.kv_heads, (self.head_dim,) * 2
+        q, k, v, _ = random_tensors(0, *sizes, self.batch, self.heads)
         options = {"causal": True}
         if self.lengths != "full":
             options["kv_lengths"] = torch.tensor(self.drawn(), device=DEVICE).int()
@@ -459,20 +458,23 @@ def caches():
     """The decoding steps by name: chosen ones, and some that are drawn, of at least 128k tokens."""
     found = {}
     for page, text in {
-        None: "16x8192 full uniform equal; 64x4096 full uniform equal; 4x32768 uniform equal;"
-        " 128x1024 uniform equal; 32x16384 one_long; 1024x256 uniform; 1x131072 uniform",
-        64: "16x8192 full uniform; 64x4096 full uniform; 4x32768 uniform; 128x1024 uniform;"
-        " 32x16384 one_long",
-        16: "16x8192 full uniform; 64x4096 full",
+        None: "16x8k full uniform equal; 64x4k full uniform equal; 4x32k uniform equal;"
+        " 128x1k uniform equal; 32x16k one_long; 1024x256 uniform; 1x128k uniform",
+        64: "16x8k full uniform; 64x4k full uniform; 4x32k uniform; 128x1k uniform;"
+        " 32x16k one_long",
+        16: "16x8k full uniform; 64x4k full",
     }.items():
         for size, *kinds in map(str.split, text.split(";")):
-            for kind in kinds:
-                what = f"{size} {f'pages of {page}' if page else 'rows'} {kind.replace('_', ' ')}"
-                found[what] = Cache(*map(int, size.split("x")), kind.replace("_", " "), page)
-    found["D=64 16x8192 rows uniform"] = Cache(16, 8192, "uniform", None, 64)
-    found["D=64 16x8192 pages of 64 full"] = Cache(16, 8192, "full", 64, 64)
-    found["D=64 64x4096 rows uniform"] = Cache(64, 4096, "uniform", None, 64)
-    found["16x8192 32 key heads"] = Cache(16, 8192, "uniform", None, kv_heads=32)
+            batch, length = (
+                int(x[:-1]) * 1024 if x[-1] == "k" else int(x) for x in size.split("x")
+            )
+            for kind in (kind.replace("_", " ") for kind in kinds):
+                what = f"{size} {f'pages of {page}' if page else 'rows'} {kind}"
+                found[what] = Cache(batch, length, kind, page)
+    found["D=64 16x8k rows uniform"] = Cache(16, 8192, "uniform", None, 64)
+    found["D=64 16x8k pages of 64 full"] = Cache(16, 8192, "full", 64, 64)
+    found["D=64 64x4k rows uniform"] = Cache(64, 4096, "uniform", None, 64)
+    found["16x8k 32 key heads"] = Cache(16, 8192, "uniform", None, kv_heads=32)
     for number in range(6):
         rng = random.Random(number)
         batch = rng.choice((3, 7, 12, 24, 50, 100, 200))
