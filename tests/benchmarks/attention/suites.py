@@ -267,7 +267,7 @@ def interval_masks(name, small):
         options = masks.documents(lengths, causal=about["causal"], device=DEVICE)
         one = inputs(tensors, squares(lengths, about["causal"]), **options)
     else:
-        head_dim, batch = [*product((64, 128), (1, 4))][number - 20]
+        batch, head_dim = [*product((1, 4), (64, 128))][number - 20]
         one, other = shared_prompt(number, head_dim, 4, batch, small)
         about, form = {
             "mask": "shared prompt", "shape": number, "head_dim": head_dim, "heads": HEADS,
