@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from flash_versions.bench.results import (
     any_row,
     label,
     loss_curves,
+    mask,
     names,
     rate_of,
     ratio,
@@ -103,23 +105,15 @@ def lines_over_length(
     document: Document, suite: str, value: Callable[[dict[str, Any], str], float | None]
 ) -> Panels | None:
     """{panel: {competitor: [(S, value)]}} with a panel for each mask and head dim."""
-    groups = list(shapes(document, suite).values())
     panels: Panels = {}
-    keys = {(any_row(g)["causal"], any_row(g)["D"]) for g in groups}
-    for causal, head_dim in sorted(keys):
-        lines: dict[str, Points] = {}
-        for name in names(document, suite):
-            points = [
-                (any_row(group)["N"], found)
-                for group in groups
-                if (any_row(group)["causal"], any_row(group)["D"]) == (causal, head_dim)
-                and (found := value(group, name)) is not None
-            ]
-            if points:
-                lines[name] = sorted(points)
-        if lines:
-            panels[f"D={head_dim} {'causal' if causal else 'full'}"] = lines
-    return panels or None
+    order, keys = names(document, suite), itemgetter("causal", "D", "N")
+    for group in sorted(shapes(document, suite).values(), key=lambda group: keys(any_row(group))):
+        row = any_row(group)
+        for name in group:
+            if (found := value(group, name)) is not None:
+                lines = panels.setdefault(f"D={row['D']} {mask(row)}", {})
+                lines.setdefault(name, []).append((row["N"], found))
+    return {x: {n: lines[n] for n in order if n in lines} for x, lines in panels.items()} or None
 
 
 def peak_memory(group: dict[str, Any], name: str) -> float | None:
@@ -277,15 +271,9 @@ def draw_roofline(panels: Panels) -> Figure:
     for ax, (panel, lines) in zip(axes, panels.items()):
         exp2 = exp2_roof(int(panel[2:]))
         serial = 1 / (1 / TENSOR_TFLOPS + 1 / exp2)
-        least, most = 1.0, 30000.0
-        ridge = TENSOR_TFLOPS / HBM_TB_PER_S
-        ax.plot(
-            [least, ridge, most],
-            [least * HBM_TB_PER_S, TENSOR_TFLOPS, TENSOR_TFLOPS],
-            color="black",
-            linewidth=1,
-            gid="roof",
-        )
+        least, ridge, most = 1.0, TENSOR_TFLOPS / HBM_TB_PER_S, 30000.0
+        roof = [least * HBM_TB_PER_S, TENSOR_TFLOPS, TENSOR_TFLOPS]
+        ax.plot([least, ridge, most], roof, color="black", linewidth=1, gid="roof")
         roofs = {"tensor cores": TENSOR_TFLOPS, "exp2": exp2, "one after the other": serial}
         for what, height in roofs.items():
             ax.axhline(height, color="black", linewidth=0.7, linestyle=":", gid=what)
@@ -300,11 +288,9 @@ def draw_roofline(panels: Panels) -> Figure:
         for name, points in lines.items():
             style = style_of(name, versions) | {"linestyle": "none"}
             ax.plot(*zip(*points), **style, gid=name, label=label(name))
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlim(least, most)
-        ax.set_title(f"{panel} full", loc="left")
+        ax.set(xscale="log", yscale="log", xlim=(least, most))
         ax.set_xlabel("FLOP per byte of q, k, v and o")
+        ax.set_title(f"{panel} full", loc="left")
         ax.legend(fontsize=7, frameon=False, loc="lower right")
     axes[0].set_ylabel("TFLOP/s")
     figure.suptitle("What the H200 allows, and what is reached", x=0.01, ha="left")
