@@ -10,7 +10,7 @@ start and end are cycles of the program's multiprocessor. The figure shows the f
 from its start until it has stored a few tiles, and a close-up of where it first changes tiles.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,13 +27,7 @@ COLOURS += ["#882255", "#44AA99"]
 
 Interval = tuple[str, float, float]  # state, start, end
 Roles = dict[str, list[Interval]]
-
-
-class Window(NamedTuple):
-    """The part of the time axis that a panel shows."""
-
-    start: float
-    end: float
+Window = tuple[float, float]  # the part of the time axis that a panel shows
 
 
 def timeline_data(trace: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -52,8 +46,9 @@ def timeline_data(trace: dict[str, Any] | None) -> dict[str, Any] | None:
         for role, found in roles.items()
     }
     whole, close = windows(roles)
+    what = ", ".join(f"{key}={value}" for key, value in trace["what"].items())
     return {
-        "title": title(trace, program),
+        "title": f"Program {program['program']}: {what}",
         "unit": "cycles" if clock is None else "microseconds",
         "states": list(dict.fromkeys(s for found in roles.values() for s, _, _ in found)),
         "panels": {
@@ -61,12 +56,6 @@ def timeline_data(trace: dict[str, Any] | None) -> dict[str, Any] | None:
             "where the first tile ends": {"window": close, "roles": clipped(roles, close)},
         },
     }
-
-
-def title(trace: dict[str, Any], program: dict[str, Any]) -> str:
-    """The title: which launch was traced."""
-    what = ", ".join(f"{key}={value}" for key, value in trace["what"].items())
-    return f"Program {program['program']}: {what}"
 
 
 def merged(intervals: list[list[Any]]) -> list[Interval]:
@@ -88,16 +77,17 @@ def windows(roles: Roles) -> tuple[Window, Window]:
     stored = [end for state, _, end in roles.get(STORER, []) if not state.startswith(WAITING)]
     end = stored[:TILES][-1] if stored else last
     middle, half = stored[0] if len(stored) > 1 else end / 2, CLOSE_UP * end / 2
-    return Window(0.0, end), Window(max(middle - half, 0.0), middle + half)
+    return (0.0, end), (max(middle - half, 0.0), middle + half)
 
 
 def clipped(roles: Roles, window: Window) -> Roles:
     """What is to be seen of roles in a window."""
+    first, last = window
     return {
         role: [
-            (state, round(max(start, window.start), 4), round(min(end, window.end), 4))
+            (state, round(max(start, first), 4), round(min(end, last), 4))
             for state, start, end in intervals
-            if start < window.end and end > window.start
+            if start < last and end > first
         ]
         for role, intervals in roles.items()
     }

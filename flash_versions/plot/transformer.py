@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -85,7 +84,12 @@ def draw_generation(found: dict[str, Any]) -> Figure:
             for who, points in panels[axis].items()
             if len(points) > 1
         }
-        draw_rates(ax, [*found], lines)
+        for (case, who), points in lines.items():
+            number = [*found].index(case)
+            look = {"marker": MARKERS[number], "color": COLOURS[number], "linestyle": STYLES[who]}
+            ax.plot(*zip(*points), **look, gid=f"{case} {who}")
+        ax.set(xscale="log", yscale="log")
+        ax.minorticks_off()
         ax.set_title(title, loc="left")
         ticks = sorted({x for points in lines.values() for x, _ in points})
         ax.set_xticks(ticks, [str(x) for x in ticks])
@@ -97,18 +101,3 @@ def draw_generation(found: dict[str, Any]) -> Figure:
     whose = [Line2D([], [], color=OTHERS, linestyle=x, label=who) for who, x in STYLES.items()]
     figure.legend(handles=models + whose, loc="outside right center", frameon=False, fontsize=8)
     return figure
-
-
-def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:
-    """A line for each model and contestant: a colour for the model, a style for the contestant."""
-    for (case, who), points in lines.items():
-        number = cases.index(case)
-        ax.plot(
-            *zip(*points),
-            linestyle=STYLES[who],
-            marker=MARKERS[number],
-            color=COLOURS[number],
-            gid=f"{case} {who}",
-        )
-    ax.set(xscale="log", yscale="log")
-    ax.minorticks_off()
