@@ -81,8 +81,8 @@ def set_aside(path: Path, why: str) -> None:
 
 def save_sorted(document: Document, path: Path) -> None:
     """Write the document, rows in the order of the suites."""
-    order = {tuple(place(group).values()): i for i, group in enumerate(groups(SUITES))}
-    document["rows"].sort(key=lambda row: order[tuple(place_of(row).values())])
+    order = {group: number for number, group in enumerate(groups(SUITES))}
+    document["rows"].sort(key=lambda row: order[group_of(row)])
     save(document, path)
 
 
@@ -96,14 +96,14 @@ def place(group: Group) -> dict[str, Any]:
     return {"suite": group[0], **asdict(group[1])}
 
 
-def place_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The place of a row."""
-    return {key: row[key] for key in ("suite", *Shape.__dataclass_fields__) if key in row}
+def group_of(row: dict[str, Any]) -> Group:
+    """The group of a row."""
+    return row["suite"], Shape(**{key: row[key] for key in Shape.__dataclass_fields__})
 
 
 def rows_at(document: Document, group: Group) -> Rows:
     """The rows of a group."""
-    return [row for row in document["rows"] if place_of(row) == place(group)]
+    return [row for row in document["rows"] if group_of(row) == group]
 
 
 def expected(group: Group) -> list[str]:
@@ -119,12 +119,11 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
     mark(None)
     document = continued(path, new_document(protocol=protocol(rounds)))
     save_sorted(document, path)
-    todo = []
-    for group in groups(suites):
-        if set(expected(group)) - {row["version"] for row in rows_at(document, group)}:
-            todo.append(group)
+    wanted = groups(suites)
+    there = {group: rows_at(document, group) for group in wanted}
+    todo = [x for x in wanted if set(expected(x)) - {row["version"] for row in there[x]}]
     if not quiet:
-        say(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
+        say(f"{len(wanted) - len(todo)} of {len(wanted)} are there already")
     if "copy_tb_per_s" not in document:
         document["copy_tb_per_s"] = copy_bandwidth(rounds)
     began = time.monotonic()
@@ -134,11 +133,10 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
             suite, shape = group
             mark.place = place(group)
             mark(None)
-            there = rows_at(document, group)
-            started = time.monotonic()
-            lost = {row["version"]: row["reason"] for row in there if "reason" in row}
+            started, before = time.monotonic(), there[group]
+            lost = {row["version"]: row["reason"] for row in before if "reason" in row}
             rows = measure(suite, shape, rounds, mark, lost, telemetry)
-            document["rows"] = [row for row in document["rows"] if row not in there] + rows
+            document["rows"] = [row for row in document["rows"] if row not in before] + rows
             save_sorted(document, path)
             now = time.monotonic()
             left = (now - began) / number * (len(todo) - number)
@@ -147,10 +145,8 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
                 bar.write(line, file=sys.stderr)
                 bar.update()
             elif not quiet:
-                times = (
-                    f"{now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left"
-                )
-                say(f"{line}  ({times})")
+                spent = f"{now - started:.1f} s; {now - began:.0f} s in all"
+                say(f"{line}  ({spent}, about {left:.0f} s left)")
     if bar is not None:
         bar.close()
     mark.clear()
@@ -171,13 +167,9 @@ def summary(rows: Rows) -> str:
 def lose(path: Path, lost: dict[str, Any]) -> None:
     """Write a marked competitor and its reason into the document; it is not tried again."""
     document = json.loads(path.read_text())
-    row = {"suite": lost["place"]["suite"], "version": lost["version"], **lost["place"]}
-    others = [
-        other
-        for other in document["rows"]
-        if place_of(other) != place_of(row) or other["version"] != row["version"]
-    ]
-    document["rows"] = [*others, {**row, "reason": lost["reason"]}]
+    row = lost["place"] | {"version": lost["version"], "reason": lost["reason"]}
+    same = [x for x in rows_at(document, group_of(row)) if x["version"] == row["version"]]
+    document["rows"] = [x for x in document["rows"] if x not in same] + [row]
     save_sorted(document, path)
 
 
@@ -230,12 +222,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("results.json"), help="continued if it is of this state")
     add("--fresh", action="store_true", help="start anew; an earlier document is set aside")
     add("--rounds", type=int, default=ROUNDS, help=f"timings of each, {ROUNDS} unless told")
-    add(
-        "--timeout",
-        type=float,
-        default=TIMEOUT,
-        help="seconds after which a competitor that hangs is left out; 0: measure in this process",
-    )
+    hung = "seconds after which a competitor that hangs is left out; 0: measure in this process"
+    add("--timeout", type=float, default=TIMEOUT, help=hung)
     add("--list", action="store_true", help="say what there is to measure, and stop")
     add("--quiet", action="store_true", help="say nothing but warnings and errors")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
