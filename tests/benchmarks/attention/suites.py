@@ -143,10 +143,9 @@ def of_bounds(function, longest):
 
 
 def torch_varlen(q, k, v, causal, bounds, longest):
-    """torch.nn.attention.varlen; key heads are repeated."""
+    """torch.nn.attention.varlen, of as many key heads as query heads."""
     from torch.nn.attention.varlen import varlen_attn
 
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     mask = {"is_causal": causal}  # of torch 2.10 and 2.11; later a window
     if "is_causal" not in signature(varlen_attn).parameters:
         mask = {"window_size": (-1, 0)} if causal else {}
@@ -226,12 +225,13 @@ def packed_sequences(name, small):
     one = packed(tensors, lengths, causal)
     rows = [x[0, : x.shape[1] // mean * mean].unflatten(0, (-1, mean)) for x in tensors]
     even = inputs(rows, squares([mean], causal), causal=causal)
-    longest = max(lengths)
-    theirs = {
-        "torch varlen_attn": of_bounds(torch_varlen, longest),
-        "flash-attn-4": of_bounds(peers.flash_attn_4, longest),
-    }
+    q, k, v, do = tensors
+    k, v = (x.repeat_interleave(about["group"], 2) for x in (k, v))  # is not timed
+    repeated, longest = packed((q, k, v, do), lengths, causal), max(lengths)
     found = calls(about, {**OURS, "portable": PORTABLE}, one)
+    theirs = {"torch varlen_attn": of_bounds(torch_varlen, longest)}
+    found += calls(about, theirs, repeated, ours=False)
+    theirs = {"flash-attn-4": of_bounds(peers.flash_attn_4, longest)}
     found += calls(about, theirs, one, ours=False)
     yield found + calls(about | {"sequences": len(rows[0])}, {"dense": OURS["fa3"]}, even)
 
