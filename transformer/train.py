@@ -19,52 +19,35 @@ each GPU takes its rows of them.
 
 import argparse
 import math
-import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
-import flash_versions
 from transformer.generation.command import Parser, attention_name, run_training
 from transformer.generation.progress import Progress
-from transformer.model.decoder import Transformer
-from transformer.model.files import only_writer, write_text
-from transformer.model.weights import load_model, save_model
-from transformer.rl.recipes import find_task
-from transformer.training import byte_tokenizer, model_card, trackers
-from transformer.training.corpus import MIXES, Teacher
-from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
+from transformer.model.files import only_writer
+from transformer.training import teaching, trackers
+from transformer.training.corpus import MIXES
 from transformer.training.parallel import alike, connected, own_device
-from transformer.training.run import Recipe, Schedule, Training
+from transformer.training.run import Training
+from transformer.training.teaching import PATIENCE, SLOPPY
 from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
-from transformer.training.tuning.run import Tuning
-
-# The sloppy teacher gets about 27 % of the sums of three digits right.
-SLOPPY = Teacher(hasty=0.35, forget=0.5)
-# With this patience a teacher solves about 35 % of the countdown problems.
-PATIENCE = 0.75
-
-Run = TypeVar("Run", bound=Training)
 
 
 def train(
     training: Training,
     *,
-    workers: int,
+    workers: int = 0,
     log_every: int = 20,
     save_every: int = 500,
-    eval_every: int = 1000,
-    eval_problems: int = 64,
-    measure: Callable[[], object] | None = None,
+    eval_every: int = 0,
+    measure: Callable[[], object] = lambda: None,
     progress: Progress | None = None,
 ) -> None:
     """Run to the last step.
@@ -75,8 +58,7 @@ def train(
         log_every: steps per line.
         save_every: steps between two saved states.
         eval_every: steps between two evaluations; 0 for none.
-        eval_problems: held-out problems of each skill in an evaluation.
-        measure: evaluates instead; all ranks call it together.
+        measure: evaluates; all ranks call it together.
         progress: shows how far it is; None: nothing does.
 
     Raises:
@@ -118,66 +100,12 @@ def train(
             learned, seen, since = 0, 0, now
         progress.step(training.step, shown, training.seconds)
         if eval_every and training.step % eval_every == 0 and training.step < steps:
-            if measure is not None:
-                measure()
-            elif (model := training.plain(training.dtype)) and world.main:
-                score(training, model, eval_problems, 0, progress)  # others wait at the next step
+            measure()
             since = time.perf_counter()
             started += since - now  # what is measured between steps is not counted
         if training.step % save_every == 0 or training.step == steps:
             training.save()
     progress.close()
-
-
-def score(
-    training: Training, model: Transformer, problems: int, seed: int, progress: Progress
-) -> dict[str, dict[str, Score]]:
-    """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
-    scores, recipe = {}, training.recipe
-    assert isinstance(recipe, Recipe)
-    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        scores[name] = evaluate(
-            model, problems, temperature=temperature, seed=seed, skills=TAUGHT[recipe.tasks]
-        )
-        training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
-    progress.say(model_card.table(scores))
-    return scores
-
-
-def publish(
-    training: Training, command: str, problems: int, device: torch.device, progress: Progress
-) -> None:
-    """Write the checkpoint and what is known about it; the state of the run is then deleted.
-
-    What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
-    """
-    whole, recipe = training.plain(torch.float32), training.recipe
-    if not training.world.main:
-        return
-    assert isinstance(recipe, Recipe)
-    save_model(whole, training.folder)
-    for name, content in byte_tokenizer.files().items():
-        write_text(training.folder / name, content)
-    attention = partial(flash_versions.attention, version="sdpa")
-    model = load_model(training.folder, attention, device, training.dtype)
-    scores = score(training, model, problems, 1, progress)
-    made = model_card.TEACHING.format(
-        command=command,
-        seconds=training.seconds,
-        machine=model_card.machine(model.model.embed_tokens.weight.device),
-        tokens=training.step * training.recipe.batch_tokens,
-    )
-    card = model_card.describe(
-        training.folder.resolve().name,
-        model,
-        recipe.tasks,
-        model_card.character(recipe.teacher),
-        made,
-        scores,
-        problems=problems,
-    )
-    write_text(training.folder / "README.md", card)
-    training.finish()
 
 
 def _shown(fields: Mapping[str, float]) -> dict[str, str]:
@@ -235,100 +163,41 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(argv: Sequence[str]) -> None:
     with alike():
         arguments = parse(argv)
-        if tuning.is_own(arguments):
-            device = own_device(arguments.device)
-            task = None if arguments.task is None else find_task(arguments.task)
-            planned = tuning.plan(arguments, task, device)
-    if tuning.is_own(arguments):
-        _tune(arguments, planned, device)
-        return
-    with alike():
-        recipe = _recipe(arguments)
-        recipe.corpus()  # refuses what it cannot do, before any work
         device = own_device(arguments.device)
-    workers = arguments.workers
-    if workers is None:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
-    with _begun(Training, recipe, arguments, device) as (training, progress):
-        train(
-            training,
-            workers=workers,
-            save_every=arguments.save_every,
-            eval_every=arguments.eval_every,
-            eval_problems=min(64, arguments.eval_problems),
-            progress=progress,
-        )
-        command = shlex.join(["python", "-m", "transformer.train", *argv])
-        publish(training, command, arguments.eval_problems, device, progress)
-
-
-def _tune(arguments: argparse.Namespace, planned: tuning.Plan, device: torch.device) -> None:
-    """Train on data of one's own."""
-    with _begun(Tuning, planned.recipe, arguments, device) as (training, progress):
-        for note in planned.notes:
-            progress.say(note)
-        measure = partial(training.measure, progress)
-        if planned.eval_every and not training.step:
-            measure()
-        train(
-            training,
-            workers=0,
-            log_every=max(1, min(20, planned.recipe.steps // 20)),
-            save_every=arguments.save_every,
-            eval_every=planned.eval_every,
-            measure=measure,
-            progress=progress,
-        )
-        if planned.eval_every:
-            measure()
-        training.publish()
-        if training.world.main:
-            progress.say(tuning.ending(arguments.out, training.held_out_losses()))
-
-
-@contextmanager
-def _begun(
-    kind: type[Run], recipe: Schedule, arguments: argparse.Namespace, device: torch.device
-) -> Iterator[tuple[Run, Progress]]:
-    """A run, which has its folder for itself and a tracker, and its progress; ranks but the first
-    say and send nothing.
-    """
+        own = tuning.is_own(arguments)
+        plan = tuning.plan(arguments, device) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():
             trackers.check(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
-        training = kind(recipe, arguments.out, device, world)
+        training = Training(plan.recipe, arguments.out, device, world)
         progress = Progress(arguments.quiet or not world.main)
         stack.callback(progress.close)
         with world.together():
             if world.main:
-                settings = recipe.identity()
+                settings = plan.recipe.identity()
                 training.tracker = open_tracker(arguments.report_to, training.folder, settings)
                 stack.callback(training.tracker.close)
         if training.step:
             progress.say(f"continuing at step {training.step}")
-        yield training, progress
-
-
-def _recipe(arguments: argparse.Namespace) -> Recipe:
-    teacher = SLOPPY if arguments.teacher == "sloppy" else Teacher()
-    if arguments.tasks == "countdown":
-        teacher = replace(teacher, patience=PATIENCE)
-    dials = {name: getattr(arguments, name) for name in ("hasty", "forget", "patience")}
-    given = {name: value for name, value in dials.items() if value is not None}
-    if arguments.attention.endswith(".py"):
-        flash_versions.load_version(arguments.attention)
-    return Recipe(
-        replace(teacher, **given),
-        arguments.seed,
-        arguments.steps,
-        arguments.batch_tokens,
-        arguments.lr,
-        arguments.tasks,
-        attention=arguments.attention,
-    )
+        for note in plan.notes:
+            progress.say(note)
+        measure, framed = partial(plan.measure, training, progress), plan.framed and plan.eval_every
+        if framed and not training.step:
+            measure()
+        train(
+            training,
+            workers=plan.workers,
+            log_every=plan.log_every,
+            save_every=arguments.save_every,
+            eval_every=plan.eval_every,
+            measure=measure,
+            progress=progress,
+        )
+        if framed:
+            measure()
+        plan.publish(training, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

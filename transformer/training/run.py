@@ -1,8 +1,10 @@
-"""A training run: the recipe that decides its outcome, and its state in memory and on disk.
+"""A training run: the recipe that decides its outcome, a step, and the state on disk.
 
-The state holds all that the next step depends on. The data needs no more than a position, since it
-is a function of the seed; nothing else is random. A run that is taken up again therefore ends in
-the same bits as one that was never interrupted, where the arithmetic repeats itself: on one CPU.
+A model that is taught from nothing and one that learns from data of one's own take the same steps:
+a recipe has the model, the data and the loss (`teaching`, `tuning`). The state holds all that the
+next step depends on. The data needs no more than a position, since it is a function of the seed;
+nothing else is random. A run that is taken up again therefore ends in the same bits as one that was
+never interrupted, where the arithmetic repeats itself: on one CPU.
 """
 
 import itertools
@@ -10,28 +12,27 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-import flash_versions
+from transformer.generation.progress import Progress
 from transformer.generation.sampling import LARGEST
-from transformer.model.decoder import Config, Transformer
+from transformer.model.decoder import Transformer
 from transformer.model.files import writing
-from transformer.training import byte_tokenizer
-from transformer.training.corpus import ChatBatch, Corpus, Teacher
+from transformer.training.corpus import ChatBatch
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import (
     ALONE,
     World,
     clip_gradients,
+    exchange_gradients,
     forget_state,
     has_state,
     read_state,
@@ -44,33 +45,27 @@ from transformer.training.parallel import (
 )
 from transformer.training.trackers import Tracker
 
-MODEL = Config(
-    vocab_size=byte_tokenizer.VOCAB_SIZE,
-    hidden_size=192,
-    intermediate_size=512,
-    num_layers=4,
-    num_heads=3,
-    num_kv_heads=1,
-    head_dim=64,
-    max_positions=byte_tokenizer.MAX_POSITIONS,
-    tied_embeddings=True,
-    qk_norm=True,
-)
 WARM_UP = 200
-CLIP = 0.4  # of the gradient of the loss per token; about 0.4 of the tokens count in it
-IGNORED = -100
 STATE = "training_state.pt"
 LOG = "training.jsonl"
 
+Forward = Callable[..., Tensor]  # (tokens, options of `Transformer.forward`) -> logits
 
-class Schedule:
-    """What every recipe of a run has: how long, how fast, from which model, with which data."""
+
+class Recipe:
+    """What decides the outcome: two runs with equal recipes on one machine are the same run.
+
+    Attributes:
+        batch_tokens: of a step, padding included.
+        clip: the largest norm of the gradient.
+    """
 
     seed: int
     steps: int
     batch_tokens: int
     learning_rate: float
     attention: str
+    clip: ClassVar[float]
 
     def __post_init__(self):
         if self.steps < 1:
@@ -79,6 +74,11 @@ class Schedule:
             raise ValueError(f"--lr must be above 0, at most {LARGEST:g}, got {self.learning_rate}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed must be a whole number of 64 bits, got {self.seed}")
+
+    @property
+    def micro_tokens(self) -> int:
+        """How many of them go through the model at a time."""
+        return self.batch_tokens
 
     def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
         """The model before the first step, its trained weights in fp32.
@@ -97,6 +97,21 @@ class Schedule:
         """What a state file must agree with to be taken up again."""
         raise NotImplementedError
 
+    def loss(self, model: Transformer, forward: Forward, batch: Any, rows: range) -> Tensor:
+        """The summed loss of some rows of a batch; of none, a 0 that has a gradient all the same.
+
+        Args:
+            model: that of `make_model`.
+            forward: its forward, perhaps with rounded weights.
+            batch: one of `corpus`.
+            rows: which of its rows.
+        """
+        raise NotImplementedError
+
+    def weighed(self, batch: Any) -> float:
+        """What the summed loss of a whole batch is divided by."""
+        raise NotImplementedError
+
     def rate_at(self, step: int) -> float:
         """Learning rate of a step: a linear warm-up, then a cosine to nothing."""
         warm_up = min(WARM_UP, self.steps // 5)
@@ -104,33 +119,6 @@ class Schedule:
             return self.learning_rate * (step + 1) / warm_up
         progress = (step - warm_up) / (self.steps - warm_up)
         return self.learning_rate * (1 + math.cos(math.pi * progress)) / 2
-
-
-@dataclass(frozen=True)
-class Recipe(Schedule):
-    """What decides the outcome: two runs with equal recipes on one machine are the same run."""
-
-    teacher: Teacher
-    seed: int
-    steps: int
-    batch_tokens: int
-    learning_rate: float
-    tasks: str = "chat"
-    model: Config = MODEL
-    attention: str = "sdpa"
-
-    def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
-        """A model with random weights."""
-        attention = partial(flash_versions.attention, version=self.attention)
-        return Transformer(self.model, attention).to(device)
-
-    def corpus(self) -> Corpus:
-        """The data; ValueError if it cannot be made."""
-        return Corpus(self.teacher, self.seed, self.batch_tokens, self.tasks)
-
-    def identity(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
 
 
 class Training:
@@ -151,7 +139,7 @@ class Training:
     """
 
     def __init__(
-        self, recipe: Schedule, folder: Path, device: torch.device, world: World = ALONE
+        self, recipe: Recipe, folder: Path, device: torch.device, world: World = ALONE
     ) -> None:
         self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -188,48 +176,44 @@ class Training:
                     self.position = chunk, index + 1
                     yield batch
 
-    def learn(self, batch: ChatBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def learn(self, batch: ChatBatch) -> tuple[Tensor, Tensor]:
         """Take one step; return the summed loss of this rank's rows and the norm of the gradient.
 
-        Every learned token weighs the same, in whichever batch it is: the sum is divided by a
-        constant, not by the batch's own count.
+        What is minimised is the loss of the whole batch, however it is split into micro-batches and
+        over processes.
         """
-        tokens, targets = (
-            x.to(self.device, non_blocking=True) for x in row_tensors(batch, self.world)
-        )
+        recipe, losses, parts = self.recipe, list[Tensor](), self._parts(batch)
+        for number, rows in enumerate(parts, start=1):
+            exchange_gradients(self.model, number == len(parts))
+            loss = recipe.loss(self.model, self._forward, batch, rows)
+            (loss * self.world.size / recipe.weighed(batch)).backward()
+            losses.append(loss.detach())
+        norm = clip_gradients([p for p in self.model.parameters() if p.requires_grad], recipe.clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate_at(self.step)
-        loss, norm = self.update(tokens, targets)
-        self.step += 1
-        return loss, norm
-
-    def update(
-        self, tokens: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The arithmetic of a step, all of it on the device; returns what `learn` does.
-
-        Args:
-            tokens: (rows, length) of this rank.
-            targets: (rows, length - 1), what follows each token but the last; IGNORED where it is
-                not learned.
-        """
-        world = self.world
-        if world.size == 1:
-            weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
-            logits = torch.func.functional_call(self.model, weights, (tokens,))
-        else:
-            logits = self.model(tokens)  # FSDP rounds by itself
-        loss = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
-        (loss * world.size / self.recipe.batch_tokens).backward()
-        norm = clip_gradients([*self.model.parameters()], CLIP)
+            group["lr"] = recipe.rate_at(self.step)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach(), norm
+        self.step += 1
+        return sum(losses[1:], losses[0]), norm
+
+    def _parts(self, batch: ChatBatch) -> list[range]:
+        """This rank's rows in micro-batches. Every rank goes through the model as often as others:
+        some get a part without a row.
+        """
+        rows, width = batch.tokens.shape
+        size = max(1, self.recipe.micro_tokens // width)
+        mine, most = self.world.share(rows), -(-rows // self.world.size)
+        starts = range(mine.start, mine.start + most, size)
+        return [range(at, max(at, min(at + size, mine.stop))) for at in starts]
+
+    def _forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        """Logits by the arithmetic in which the model will be used, whose gradients go to the fp32
+        weights.
+        """
+        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
+            return self.model(tokens, **options)
+        weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
+        return torch.func.functional_call(self.model, weights, (tokens,), options)
 
     def record(self, **fields: Any) -> None:
         """Append a line to the log, and tell the tracker."""
@@ -279,7 +263,8 @@ class Training:
         with undamaged(state.get("shards", path)):
             self._restore(state)
         if self.world.main:
-            os.truncate(self.folder / LOG, self.log_size)
+            with (self.folder / LOG).open("a") as log:  # which has no line yet, perhaps
+                log.truncate(self.log_size)
 
     def _begin(self) -> None:
         if self.world.main:
@@ -305,6 +290,31 @@ class Training:
         self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a command makes of a run.
+
+    Attributes:
+        recipe: of the run.
+        measure: evaluates the model, and records and shows the result; all ranks call it together.
+        publish: writes the checkpoint at the end, and says what there is to say.
+        eval_every: steps between two measurements; 0 for none.
+        framed: whether it is also measured before the first step and after the last.
+        workers: processes that generate data; 0 generates it in between.
+        log_every: steps per line.
+        notes: what the reader should know before the first step, in sentences.
+    """
+
+    recipe: Recipe
+    measure: Callable[[Training, Progress], object]
+    publish: Callable[[Training, Progress], object]
+    eval_every: int
+    framed: bool = False
+    workers: int = 0
+    log_every: int = 20
+    notes: Sequence[str] = ()
+
+
 def _end_with_parent(worker: int) -> None:
     """Let a process that generates data end as soon as the one that trains has been killed: by
     itself it would wait for ever to hand over its batches.
@@ -323,14 +333,11 @@ def _unchanged(batches: list[ChatBatch]) -> list[ChatBatch]:
     return batches
 
 
-def row_tensors(batch: ChatBatch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's rows of a batch: tokens (rows, length), and what follows each but the last; IGNORED
-    if it is not learned. A rank without a row gets one of which nothing is learned.
+def rows_of(batch: ChatBatch, rows: range) -> tuple[Tensor, Tensor]:
+    """Some rows of a batch: tokens (rows, length) int64, and which are learned, (rows, length)
+    bool. In the place of none there is one of which nothing is learned.
     """
-    tokens = torch.from_numpy(batch.tokens.astype("int64"))
-    learned = torch.from_numpy(batch.learned)
-    mine = world.share(len(tokens)) or range(1)
-    if not world.share(len(tokens)):
-        learned = torch.zeros_like(learned)
-    rows = slice(mine.start, mine.stop)
-    return tokens[rows], tokens.masked_fill(~learned, IGNORED)[rows, 1:]
+    which = slice(rows.start, rows.stop) if rows else slice(1)
+    learned = torch.from_numpy(batch.learned[which])
+    tokens = torch.from_numpy(batch.tokens[which].astype("int64"))
+    return tokens, learned if rows else torch.zeros_like(learned)

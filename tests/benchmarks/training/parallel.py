@@ -40,7 +40,8 @@ from transformer.tasks.task import Task  # noqa: E402
 from transformer.training import byte_tokenizer  # noqa: E402
 from transformer.training.corpus import Teacher  # noqa: E402
 from transformer.training.parallel import connected, own_device  # noqa: E402
-from transformer.training.run import Recipe, Training  # noqa: E402
+from transformer.training.run import Training  # noqa: E402
+from transformer.training.teaching import Teaching  # noqa: E402
 
 TINY = Config(512, 64, 96, 2, 2, 1, 32, 1024, tied_embeddings=True, qkv_bias=True)
 
@@ -131,7 +132,7 @@ def large_supervised(world, folder, tiny):
     attention = "sdpa"  # the versions would be simulated
     if world.device.type == "cuda":
         attention, _ = choose_attention("auto", body, world.device, torch.bfloat16)
-    recipe = Recipe(
+    recipe = Teaching(
         Teacher(), 0, 64, 2048 if tiny else 65536, 1e-4, model=body, attention=attention
     )
     training = Training(recipe, folder / f"large-{world.size}", world.device, world)

@@ -26,7 +26,8 @@ from flash_versions.bench.measure import host_time  # noqa: E402
 from flash_versions.bench.peers import PEERS  # noqa: E402
 from tests.benchmarks.harness import in_turns, keep, parser  # noqa: E402
 from transformer.training.corpus import Teacher  # noqa: E402
-from transformer.training.run import Recipe, Training  # noqa: E402
+from transformer.training.run import Training  # noqa: E402
+from transformer.training.teaching import Teaching  # noqa: E402
 
 LAYER, CURVE = "layer", "training curve"
 SHAPE = {"B": 8, "S": 2048, "H": 16, "D": 128, "causal": True}
@@ -61,7 +62,7 @@ def layer_rows() -> list[dict]:
 
 def curve(version: str, seed: int) -> dict:
     """A row: the loss of every step."""
-    recipe = Recipe(Teacher(), seed, CURVE_STEPS, 65536, 3e-3, attention=version)
+    recipe = Teaching(Teacher(), seed, CURVE_STEPS, 65536, 3e-3, attention=version)
     losses = []
     with tempfile.TemporaryDirectory() as folder:
         training = Training(recipe, Path(folder), torch.device(DEVICE))

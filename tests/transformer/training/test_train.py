@@ -24,7 +24,8 @@ from transformer.tasks.task import Marks, Problem
 from transformer.training import byte_tokenizer, evaluate
 from transformer.training import run as training
 from transformer.training.corpus import Corpus, Teacher
-from transformer.training.run import Recipe, Training
+from transformer.training.run import Training
+from transformer.training.teaching import Teaching
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -35,7 +36,7 @@ CPU = torch.device("cpu")
 
 def recipe(**changes):
     fields = {"teacher": Teacher(), "seed": 3, "steps": 7, "batch_tokens": 1024}
-    return Recipe(**{**fields, "learning_rate": 1e-3, "model": TINY, **changes})
+    return Teaching(**{**fields, "learning_rate": 1e-3, "model": TINY, **changes})
 
 
 def train_until(run, stop_before, save_every):
@@ -82,7 +83,7 @@ def test_a_step_is_that_of_transformers_and_torch(tmp_path):
     gradients = [p.grad for p in theirs.parameters()]
     expected_norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
     torch.testing.assert_close(norm, expected_norm)
-    torch.nn.utils.clip_grad_norm_(theirs.parameters(), training.CLIP)
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), recipe().clip)
     rate = recipe().rate_at(0)
     torch.optim.AdamW(theirs.parameters(), rate, (0.9, 0.95), weight_decay=0.01).step()
     for name, weight in theirs.named_parameters():
@@ -149,6 +150,13 @@ def is_alive(pid):
         return False
 
 
+def test_a_run_is_taken_up_that_was_killed_before_its_first_line(tmp_path):
+    Training(recipe(), tmp_path, CPU).save()
+    again = Training(recipe(), tmp_path, CPU)
+    again.record(loss=1.0)
+    assert json.loads((tmp_path / training.LOG).read_text()) == {"step": 0, "loss": 1.0}
+
+
 def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
     run(tmp_path, stop_before=5)
     with pytest.raises(ValueError, match="unfinished run with another seed .3, now 4."):
@@ -209,8 +217,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(evaluate, "MAX_TOKENS", 3)
-    defaults = (*Recipe.__init__.__defaults__[:-1], TINY)
-    monkeypatch.setattr(Recipe.__init__, "__defaults__", defaults)
+    defaults = (*"chat", TINY, "sdpa")
+    monkeypatch.setattr(Teaching.__init__, "__defaults__", defaults)
 
 
 def arguments(folder, *more):

@@ -20,9 +20,10 @@ from transformer import train
 from transformer.model import weights
 from transformer.model.weights import load_model
 from transformer.training import byte_tokenizer
+from transformer.training.run import Training
 from transformer.training.tuning.documents import Document
 from transformer.training.tuning.packing import Packing, pack
-from transformer.training.tuning.run import Tuning, TuningRecipe, summed_loss
+from transformer.training.tuning.run import Tuning
 
 CPU = torch.device("cpu")
 WIDTH = 48
@@ -46,7 +47,7 @@ def recipe(folder, **changes):
     fields = {"model": str(folder), "data": "a hash", "seed": 0, "steps": 4, "batch_tokens": 96}
     fields |= {"learning_rate": 1e-3, "lora_rank": 0, "width": WIDTH, "attention": "sdpa"}
     packing = Packing(data, 0, WIDTH, fields["batch_tokens"])
-    return TuningRecipe(**{**fields, "packing": packing, **changes})
+    return Tuning(**{**fields, "packing": packing, **changes})
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -63,9 +64,9 @@ def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(fam
     settings, theirs = family
     data = documents()
     batch = pack([data[:4], data[4:7], data[7:]])
-    ours = Tuning(settings, tmp_path, CPU)
+    ours = Training(settings, tmp_path, CPU)
     count = sum(int(x.learned.sum()) for x in data)
-    loss = summed_loss(ours.model, ours.model, batch, range(3))
+    loss = settings.loss(ours.model, ours.model, batch, range(3))
     (loss / count).backward()
     expected = torch.zeros(())
     theirs.zero_grad()
@@ -85,7 +86,7 @@ def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(fam
 def test_what_only_saves_memory_changes_nothing(tempted, tmp_path, changes):
     found = []
     for name, more in (("plain", {}), ("other", changes)):
-        run = Tuning(recipe(tempted, **more), tmp_path / name, CPU)
+        run = Training(recipe(tempted, **more), tmp_path / name, CPU)
         found.append((run.learn(pack([documents()[:3], documents()[3:6]])), run.model.state_dict()))
     assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
@@ -110,7 +111,7 @@ def test_packing_loses_nothing_and_fits():
 
 def run(folder, model, stop_before=None, **changes):
     """Train for some steps, as if killed before one; the weights."""
-    tuning = Tuning(recipe(model, **changes), folder, CPU)
+    tuning = Training(recipe(model, **changes), folder, CPU)
     train_until(tuning, stop_before, save_every=2)
     return dict(tuning.model.state_dict())
 
@@ -211,7 +212,7 @@ def test_a_model_that_fell_apart_is_no_success(
     tempted, chats, tmp_path, more, reason, monkeypatch, capsys
 ):
     """An update may break the weights whose loss was finite."""
-    learn = Tuning.learn
+    learn = Training.learn
 
     def learn_and_break(self, batch):
         found = learn(self, batch)
@@ -219,7 +220,7 @@ def test_a_model_that_fell_apart_is_no_success(
             self.model.model.norm.weight[0] = float("nan")
         return found
 
-    monkeypatch.setattr(Tuning, "learn", learn_and_break)
+    monkeypatch.setattr(Training, "learn", learn_and_break)
     out = tmp_path / "out"
     assert train.main([*argv(chats, tempted, out), "--steps", "1", *more]) == 2
     said = capsys.readouterr().err
@@ -243,7 +244,7 @@ def test_a_file_that_cannot_be_written_is_named(
     """
     out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     if not saves:
-        monkeypatch.setattr(Tuning, "save", lambda self: None)
+        monkeypatch.setattr(Training, "save", lambda self: None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
     try:
         code = train.main([*argv(chats, tempted, out), "--quiet"])

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,13 @@ import torch
 
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
+from transformer.rl.recipes import find_task
 from transformer.tasks.task import Task
+from transformer.training.run import Plan
 from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Document, Encoder, fingerprint, fitted
 from transformer.training.tuning.packing import Packing
-from transformer.training.tuning.run import TuningRecipe
+from transformer.training.tuning.run import Tuning
 
 # Options that mean another thing, or nothing, for data of one's own, with their defaults there.
 DEFAULTS: Mapping[str, Any] = {
@@ -39,7 +40,6 @@ OWN: Mapping[str, Any] = {
     "checkpointing": False,
 }
 FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
-WORSE = 1.05  # a held-out loss so many times the lowest deserves a word
 SHOWN = 3  # chats that are named in a note
 SMALL = 10_000_000  # parameters: a smaller model learns at a higher rate
 LEAST_WIDTH = 1024  # of a row, if the model's context has it
@@ -106,32 +106,17 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A run, before a weight is read.
-
-    Attributes:
-        recipe: of the run.
-        eval_every: steps between two measurements; 0 for none.
-        notes: what the reader should know, in sentences.
-    """
-
-    recipe: TuningRecipe
-    eval_every: int
-    notes: list[str]
-
-
-def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device) -> Plan:
+def plan(arguments: argparse.Namespace, device: torch.device) -> Plan:
     """Read the data and decide what the arguments leave open.
 
     Args:
         arguments: checked.
-        task: whose demonstrations are the data; None: a file's.
         device: where to train.
 
     Raises:
         OSError, ValueError: data or a checkpoint that cannot be used, in a sentence.
     """
+    task = None if arguments.task is None else find_task(arguments.task)
     trained, held_out = _chats(arguments, task)  # first: bad lines are told at once
     folder = find_checkpoint(arguments.model)
     config, encoder = load_config(folder), Encoder(folder)
@@ -153,7 +138,7 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     with torch.device("meta"):
         size = sum(p.numel() for p in Transformer(config).parameters())
     rate = (1e-3 if size < SMALL else 2e-5) * (10 if arguments.lora_rank else 1)
-    recipe = TuningRecipe(
+    recipe = Tuning(
         model=arguments.model,
         data=fingerprint([*trained_on, *measured_on]),
         seed=arguments.seed,
@@ -178,7 +163,9 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     )
     every = an_epoch if arguments.eval_every is None else arguments.eval_every
     left_out = _left_out([*dropped, *more_dropped], [*trained_on, *measured_on], width)
-    return Plan(recipe, every, [said, *left_out, *notes, *_without_end(trained_on, encoder)])
+    notes = [said, *left_out, *notes, *_without_end(trained_on, encoder)]
+    lines = max(1, min(20, steps // 20))
+    return Plan(recipe, recipe.measure, recipe.publish, every, True, 0, lines, notes)
 
 
 def _chats(arguments: argparse.Namespace, task: Task | None) -> tuple[list[Chat], list[Chat]]:
@@ -231,24 +218,3 @@ def _without_end(documents: Sequence[Document], encoder: Encoder) -> list[str]:
         f"no chat ends in a token by which {encoder.folder} ends an answer, so the model does not"
         " learn to stop"
     ]
-
-
-def ending(folder: Path, losses: Mapping[int, float]) -> str:
-    """What to say at the end of a run: how the held-out loss went, and how to ask the model.
-
-    Args:
-        folder: of the checkpoint.
-        losses: on what is held out, by step.
-    """
-    said = ""
-    if losses:
-        first, last = losses[min(losses)], losses[max(losses)]
-        best = min(losses, key=lambda step: losses[step])
-        said = f"held-out loss: {first:.4f} before, {last:.4f} now"
-        if last > WORSE * losses[best]:
-            said += (
-                f", {losses[best]:.4f} at step {best}: it rose again; fewer steps, a smaller --lr"
-                " or more data may help"
-            )
-        said += "\n"
-    return said + f"ask it: python -m transformer.generate --model {folder}"
