@@ -20,6 +20,7 @@ it has seen to the letter, the cache can be fixed: every span then reaches to it
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,7 +155,7 @@ class KVCache(Cache):
         if self.fixed:
             self.lengths.clamp_(max=self.capacity - count)
         if self.uniform:
-            span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
+            span = self._span(slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
         else:
             added: int | torch.Tensor = count
@@ -163,7 +164,7 @@ class KVCache(Cache):
             else:
                 slots, added = self.slots(count, padding)
             rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
-            span = Span(self.keys_values, rows, slots, stop, self.lengths)
+            span = self._span(rows, slots, stop, self.lengths)
             self.lengths += added
         self.longest = stop
         return span
@@ -174,7 +175,16 @@ class KVCache(Cache):
         """
         self.longest = stop = self.stop_of(count)
         lengths = None if self.uniform else self.lengths
-        return Span(self.keys_values, slice(0), slice(0), stop, lengths)
+        return self._span(slice(0), slice(0), stop, lengths)
+
+    def _span(
+        self,
+        rows: slice | torch.Tensor,
+        slots: slice | torch.Tensor,
+        stop: int,
+        lengths: torch.Tensor | None,
+    ) -> Span:
+        return Span(self.keys_values, rows, slots, slots, self.capacity, stop, lengths)
 
     def truncate(self, length: int) -> None:
         """As in `Cache`."""
@@ -218,57 +228,61 @@ class KVCache(Cache):
         self.keys_values = self.keys_values[:, :, : len(rows)]
 
 
-def refuse_unstorable(k: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise a ValueError for keys of another dtype than the cache's, or that want a gradient."""
-    if k.dtype != dtype:
-        raise ValueError(
-            f"the cache is {dtype} but the model computes {k.dtype}: create it with dtype={k.dtype}"
-        )
-    if k.requires_grad:
-        raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
-
-
 @dataclass(frozen=True)
 class Span:
     """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
 
     Attributes:
-        keys_values: (layers, 2, batch, capacity, kv_heads, head_dim), the cache's memory.
-        rows: indexes the batch: everything, or (batch, 1).
-        positions: indexes the slots, which are the positions: a slice, or int64 (batch, tokens).
-        stop: no row is longer with this span filled.
+        layers: the cache's memory for each layer, (2, batch, capacity, kv_heads, head_dim) or in
+            pages, (2, pages, page_size, kv_heads, head_dim).
+        rows: indexes the batch, or the pages: everything, or (batch, 1 or tokens).
+        slots: indexes the tokens of a row or of a page: a slice, or int64 (batch, tokens).
+        positions: of the tokens in their rows: a slice, or int64 (batch, tokens).
+        capacity: tokens that each row of the cache can hold.
+        stop: no row is longer with this span filled; None: nobody has to know.
         kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
+        block_table: (batch, max_pages) int32, the pages of each row; None without pages.
     """
 
-    keys_values: torch.Tensor
+    layers: Sequence[torch.Tensor] | torch.Tensor
     rows: slice | torch.Tensor
+    slots: slice | torch.Tensor
     positions: slice | torch.Tensor
-    stop: int
+    capacity: int
+    stop: int | None
     kv_lengths: torch.Tensor | None
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that each row of the cache can hold."""
-        return self.keys_values.shape[3]
+    block_table: torch.Tensor | None = None
 
     @property
     def options(self) -> dict[str, torch.Tensor | None]:
-        """What attention to the keys that `append` returns has to be told."""
-        return {"kv_lengths": self.kv_lengths}
+        """What attention to the keys of a layer has to be told."""
+        table = {} if self.block_table is None else {"block_table": self.block_table}
+        return {"kv_lengths": self.kv_lengths, **table}
+
+    def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of a layer, (batch, stop, kv_heads, head_dim), or all its pages,
+        (pages, page_size, kv_heads, head_dim): views of the cache.
+        """
+        keys, values = self.layers[layer][:, :, : self.stop]
+        return keys, values
 
     def append(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer.
-
-        Returns:
-            All keys and values of the layer, (batch, stop, kv_heads, head_dim): views of the cache.
+        """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer; returns
+        what is `stored` then.
 
         Raises:
             ValueError: another dtype than the cache's, or tensors that want a gradient.
         """
-        refuse_unstorable(k, self.keys_values.dtype)
-        keys, values = self.keys_values[layer]
-        keys[self.rows, self.positions] = k
-        values[self.rows, self.positions] = v
-        return keys[:, : self.stop], values[:, : self.stop]
+        keys, values = self.layers[layer]
+        if k.dtype != keys.dtype:
+            raise ValueError(
+                f"the cache is {keys.dtype} but the model computes {k.dtype}: create it with"
+                f" dtype={k.dtype}"
+            )
+        if k.requires_grad:
+            raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
+        keys[self.rows, self.slots] = k
+        values[self.rows, self.slots] = v
+        return self.stored(layer)

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from transformer.model.cache import KVCache, Span
+from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.families.keys import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
@@ -181,26 +181,21 @@ def forward(
     for layer, block in enumerate(decoder.blocks):
         attention, mlp = block.self_attn, mlp_of(block)
         weight, bias = joined(attention.qkv)
-        if isinstance(span, Span):
-            keys_values, block_table = span.keys_values[layer], None
-            k, v = keys_values[:, :, : span.stop]
-        else:
-            keys_values, block_table = span.pools[layer], span.block_table
-            k, v = keys_values
         q = qkv(
             x,
             weight,
             bias,
-            keys_values,
+            span.layers[layer],
             cache.lengths,
             rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
-            block_table=block_table,
+            block_table=span.block_table,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
             overlap=overlap,
         )
-        o = model.attention(q, k, v, causal=True, **span.options, **attention.options)
+        stored = span.stored(layer)
+        o = model.attention(q, *stored, causal=True, **span.options, **attention.options)
         gate_up, gate_up_bias = joined(mlp.gate_up)
         x = linear(
             o.flatten(2).flatten(0, 1),

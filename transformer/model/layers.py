@@ -21,7 +21,6 @@ from transformer.model.cache import Span
 from transformer.model.config import Config
 from transformer.model.experts import MixtureOfExperts
 from transformer.model.families.keys import SWIGLU_ALPHA
-from transformer.model.paged_cache import PagedSpan
 from transformer.model.rope import Rope, rotary_table, rotate
 
 # Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
@@ -139,7 +138,7 @@ class Attention(nn.Module):
         norm: MaybeNorm,
         rotation: Rotation,
         attend: Callable,
-        span: Span | PagedSpan | None,
+        span: Span | None,
         products: Products = TORCH,
     ) -> torch.Tensor:
         """(batch, length, hidden) to the same.
@@ -226,7 +225,7 @@ class Block(nn.Module):
         x: torch.Tensor,
         rotation: Rotation,
         attend: Callable,
-        span: Span | PagedSpan | None,
+        span: Span | None,
         products: Products = TORCH,
     ) -> torch.Tensor:
         """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
@@ -270,7 +269,7 @@ class Decoder(nn.Module):
         self,
         tokens: torch.Tensor,
         attend: Callable,
-        span: Span | PagedSpan | None,
+        span: Span | None,
         products: Products = TORCH,
     ) -> torch.Tensor:
         """(batch, length) tokens to normed hidden states (batch, length, hidden)."""

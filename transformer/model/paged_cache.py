@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from transformer.model.cache import Cache, refuse_unstorable
+from transformer.model.cache import Cache, Span
 from transformer.model.config import Config
 
 PAGE_SIZE = 256  # tokens
@@ -124,7 +123,7 @@ class PagedKVCache(Cache):
         alone.longest, alone.fixed = 0, False
         return alone
 
-    def reserve(self, count: int, padding: torch.Tensor | None = None) -> PagedSpan:
+    def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
         """As `KVCache.reserve`; the rows' pages are given out already."""
         stop = self.stop_of(count)
         self.lengths.clamp_(max=self.capacity - count)  # a row that has ended goes on counting
@@ -133,17 +132,19 @@ class PagedKVCache(Cache):
         pages = table.gather(1, slots // self.page_size)
         self.lengths += added
         self.longest = stop
-        return PagedSpan(
-            self.pools, table, pages, slots % self.page_size, slots, self.capacity, self.lengths
-        )
+        return self._span(pages, slots % self.page_size, slots, table)
 
-    def room(self, count: int) -> PagedSpan:
+    def room(self, count: int) -> Span:
         """As `KVCache.room`."""
         self.longest = stop = self.stop_of(count)
         none = self.lengths.new_empty(0)
-        return PagedSpan(
-            self.pools, self._table_of(stop), none, none, none, self.capacity, self.lengths
-        )
+        return self._span(none, none, none, self._table_of(stop))
+
+    def _span(
+        self, pages: torch.Tensor, offsets: torch.Tensor, slots: torch.Tensor, table: torch.Tensor
+    ) -> Span:
+        layers = self.pools
+        return Span(layers, pages, offsets, slots, self.capacity, None, self.lengths, table)
 
     def _table_of(self, stop: int) -> torch.Tensor:
         """The pages of rows that are not longer."""
@@ -162,48 +163,3 @@ class PagedKVCache(Cache):
             grown[:, :old] = pool
             self.pools[layer] = grown
         self._free = [*range(new - 1, old - 1, -1), *self._free]
-
-
-@dataclass(frozen=True)
-class PagedSpan:
-    """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
-
-    Attributes:
-        pools: (2, pages, page_size, kv_heads, head_dim) for each layer, the cache's memory.
-        block_table: (batch, max_pages) int32, the pages of each row.
-        pages: (batch, tokens), where the tokens go.
-        offsets: (batch, tokens), and where in these pages.
-        positions: (batch, tokens) int64, the slots, which are the positions.
-        capacity: tokens that each row of the cache can hold.
-        kv_lengths: (batch,) lengths with this span filled.
-    """
-
-    pools: list[torch.Tensor]
-    block_table: torch.Tensor
-    pages: torch.Tensor
-    offsets: torch.Tensor
-    positions: torch.Tensor
-    capacity: int
-    kv_lengths: torch.Tensor
-
-    @property
-    def options(self) -> dict[str, torch.Tensor | None]:
-        """What attention to the keys that `append` returns has to be told."""
-        return {"kv_lengths": self.kv_lengths, "block_table": self.block_table}
-
-    def append(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer.
-
-        Returns:
-            All pages of the layer, (pages, page_size, kv_heads, head_dim): views of the cache.
-
-        Raises:
-            ValueError: another dtype than the cache's, or tensors that want a gradient.
-        """
-        keys, values = self.pools[layer]
-        refuse_unstorable(k, keys.dtype)
-        keys[self.pages, self.offsets] = k
-        values[self.pages, self.offsets] = v
-        return keys, values
