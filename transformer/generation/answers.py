@@ -1,4 +1,4 @@
-"""A file of prompts, and its answers on their way to a file: safe after every batch, in place only
+"""A file of prompts, and its answers on their way to a file: each is safe at once, in place only
 when all are there. Standard output, a pipe or a device gets each answer at once.
 """
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +17,6 @@ from transformer.generation.messages import check_messages
 from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
-from transformer.generation.stats import Statistics
 from transformer.model.files import (
     only_writer_of,
     parse_json,
@@ -157,37 +155,26 @@ def _answer_file(session: Session, arguments: argparse.Namespace, output: Path |
     answers = Answers(output, lines, run)
     if first := answers.given:
         sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
-    paged = session.engine.page_size is not None
-    size = len(prompts) if paged else arguments.batch_size
-    total: Statistics | None = None
-    interrupted, to_file = False, isinstance(output, Path)
-    for start in range(first, len(prompts), size):
-        batch = prompts[start : start + size]
-        generators = row_generators(arguments.seed, len(batch), first=start)
-        options: dict[str, Any] = {}
-        if paged:  # answers end one by one, in any order
-            on_end = partial(_add_behind, answers, start)
-            options = {"on_end": on_end, "at_once": arguments.batch_size}
-        completions, statistics = session.answer(batch, generators, **options)
-        total = statistics if total is None else total + statistics
-        interrupted = any(c.finish_reason == "interrupted" for c in completions)
-        if not (to_file and interrupted):
-            for index in range(answers.given, start + len(batch)):
-                answers.add(index, completions[index - start])
-        if interrupted:
-            break
-    if not interrupted:
+    completions, ending, to_file = list[Completion](), "", isinstance(output, Path)
+    if first < len(prompts):
+        completions, statistics = session.answer(
+            prompts[first:],
+            row_generators(arguments.seed, len(prompts) - first, first=first),
+            on_end=lambda index, completion: answers.add(first + index, completion),
+            at_once=arguments.batch_size,
+        )
+        ending = session.report(statistics)
+    if interrupted := any(c.finish_reason == "interrupted" for c in completions):
+        for index, completion in enumerate(completions, first):
+            if completion.finish_reason == "interrupted" and completion.tokens and not to_file:
+                answers.add(index, completion)
+        if to_file:
+            kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
+            sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
+    else:
         answers.finish()
-    elif to_file:
-        kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
-        sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
-    if total is not None:
-        sys.stderr.write(session.report(total))
+    sys.stderr.write(ending)
     return INTERRUPTED if interrupted else 0
-
-
-def _add_behind(answers: Answers, start: int, index: int, completion: Completion) -> None:
-    answers.add(start + index, completion)
 
 
 def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]:

@@ -1,9 +1,13 @@
 """Batched generation: prompts of any lengths in, answers and honest timings out.
 
-    prefill   all prompts at once, padded on the left, in chunks of bounded size, through the model
-              into the KV cache
-    decode    one token per row and step (see `decoding`); the only wait is for the sampled tokens,
-              and unless somebody reads along, a GPU is given work for many steps ahead of it
+    generate    prompts in batches, one after another; with pages, in one batch that gives its
+                places again
+    batch       the loop over the steps of a batch. First its prompts, padded on the left, go
+                through the model into the KV cache, in chunks of bounded size
+    decoding    a step: one token for each row. The only wait is for the sampled tokens, and unless
+                somebody reads along, a GPU is given work for many steps ahead of it
+
+All others, such as `Session` and the command, call `generate` and have no loop of their own.
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
 of its own, and a row that has finished is no longer counted, shown or stored past the longest row
@@ -69,8 +73,8 @@ def generate(
         logprobs: also return the log-probability of every token.
         samples: answers to each prompt, which is read once for all of them.
         banned: tokens that are never sampled: their probability is 0.
-        at_once: with pages: rows that are answered at the same time. The other prompts wait, and
-            each takes the place of a row that has ended. None: all.
+        at_once: rows that are answered at the same time; None: all. The other prompts wait: with
+            pages, each takes the place of a row that has ended; else they are the next batch.
         kept: for a single prompt that continues a conversation: what the model has read of it. It
             is not read again, and what is read and said now is added. Pages keep nothing.
         engine: how the engine goes about it.
@@ -94,8 +98,6 @@ def generate(
         raise ValueError("a stop string must not be empty")
     if engine.page_size is not None and samples > 1:
         raise ValueError("samples share a prompt's keys, which pages do not: leave page_size out")
-    if engine.page_size is None and at_once is not None:
-        raise ValueError("at_once needs pages: a place in a rectangle is not given away")
     if kept is not None and (len(prompts), samples) != (1, 1):
         raise ValueError(f"a conversation continues with one answer, not {len(prompts) * samples}")
     check_prompt_lookup(engine.prompt_lookup, sampling)
@@ -107,30 +109,36 @@ def generate(
     ]
     if not sampling.greedy and len(generators) != len(rows):
         raise ValueError(f"{len(rows)} rows need as many generators, got {len(generators)}")
-    batch = Batch(
-        model,
-        rows,
-        SampleOptions(sampling, banned, logprobs),
-        generators,
-        places=len(rows) if at_once is None else min(at_once, len(rows)),
-        samples=samples,
-        watched=on_text is not None or bool(stop_strings),
-        engine=engine,
-        kept=kept,
-    )
-    try:
-        batch.run(on_text, on_end)
-    except KeyboardInterrupt:
-        for row in rows:
-            text = row.interrupt()
-            if text and on_text:
-                on_text(row.index, text)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise MemoryError(batch.full_memory()) from error
-    batch.keep()
-    return [row.completion(logprobs) for row in rows], batch.statistics()
+    places = max(samples, at_once - at_once % samples) if at_once else len(rows)
+    size, measured = places if engine.page_size is None else len(rows), list[Statistics]()
+    for start in range(0, len(rows), size):
+        batch = Batch(
+            model,
+            rows[start : start + size],
+            SampleOptions(sampling, banned, logprobs),
+            generators,
+            places=places,
+            samples=samples,
+            watched=on_text is not None or bool(stop_strings),
+            engine=engine,
+            kept=kept,
+        )
+        try:
+            batch.run(on_text, on_end)
+        except KeyboardInterrupt:
+            for row in rows:
+                text = row.interrupt()
+                if text and on_text:
+                    on_text(row.index, text)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise MemoryError(batch.full_memory()) from error
+        batch.keep()
+        measured.append(batch.statistics())
+        if rows[-1].finish_reason == "interrupted":
+            break
+    return [row.completion(logprobs) for row in rows], sum(measured[1:], measured[0])
 
 
 def check_prompt(config: Config, prompt: Sequence[int], name: str) -> None:

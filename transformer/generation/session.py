@@ -11,7 +11,7 @@ import torch
 import flash_versions
 from transformer.generation.chat import Message, Tokenizer, load_template, reads_variable
 from transformer.generation.command import choose_device
-from transformer.generation.engine import GREEDY, EngineOptions, Kept, check_prompt, generate
+from transformer.generation.engine import GREEDY, EngineOptions, check_prompt, generate
 from transformer.generation.messages import encode_prompt
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
@@ -204,12 +204,9 @@ class Session:
         prompts: Sequence[Sequence[int]],
         generators: Sequence[torch.Generator],
         on_text: Callable[[int, str], None] | None = None,
-        *,
-        on_end: Callable[[int, Completion], None] | None = None,
-        at_once: int | None = None,
-        kept: Kept | None = None,
+        **options: Any,
     ) -> tuple[list[Completion], Statistics]:
-        """Answer a batch; see engine.generate."""
+        """Answer prompts; see engine.generate, also for further options."""
         return generate(
             self.model,
             self.tokenizer,
@@ -220,10 +217,8 @@ class Session:
             eos=self.eos,
             stop_strings=self.stop_strings,
             on_text=on_text,
-            on_end=on_end,
-            at_once=at_once,
-            kept=kept,
             engine=self.engine,
+            **options,
         )
 
     def settings(self) -> tuple:

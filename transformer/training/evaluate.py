@@ -138,21 +138,20 @@ def replies(
     # The prompts of one batch are padded to the longest.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     sampling = Sampling(temperature=temperature)
+    completions, _ = generate(
+        model,
+        bytes_.tokenizer(),
+        [prompts[i] for i in order],
+        max_tokens=MAX_TOKENS,
+        sampling=sampling,
+        generators=() if sampling.greedy else row_generators(seed, len(order)),
+        eos=(bytes_.IM_END,),
+        at_once=MAX_ROWS,
+    )
     said: list[str | None] = [None] * len(prompts)
-    for start in range(0, len(order), MAX_ROWS):
-        batch = order[start : start + MAX_ROWS]
-        completions, _ = generate(
-            model,
-            bytes_.tokenizer(),
-            [prompts[i] for i in batch],
-            max_tokens=MAX_TOKENS,
-            sampling=sampling,
-            generators=() if sampling.greedy else row_generators(seed, len(batch), first=start),
-            eos=(bytes_.IM_END,),
-        )
-        for i, completion in zip(batch, completions):
-            if completion.finish_reason == "stop":
-                said[i] = begun[i] + completion.text
+    for i, completion in zip(order, completions):
+        if completion.finish_reason == "stop":
+            said[i] = begun[i] + completion.text
     return said
 
 

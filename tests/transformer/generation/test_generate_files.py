@@ -6,13 +6,12 @@ import os
 import shutil
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.models.tiny_model import CONTEXT, expected_answer
-from transformer.generation import session
+from transformer.generation.batch import Batch
 from transformer.model.files import only_writer_of
 
 QUESTIONS = ["hi", "What is 1+1?", "ü" * 20, "a", "b" * 30]
@@ -57,22 +56,18 @@ def test_the_batch_size_and_pages_change_no_sampled_text(command, questions, tmp
     assert output.read_text() == expected
 
 
-def killed_in_batch(monkeypatch, number, kill):
-    """Let the given batch end by `kill`; the batches before it are answered."""
-    answer = session.Session.answer
-    batches: list[int] = []
+def interrupted_in_batch(monkeypatch, number):
+    """Press Ctrl-C as the given batch begins; the batches before it are answered."""
+    run, batches = Batch.run, list[int]()
 
-    def answer_or_die(self, prompts, generators, on_text=None):
-        batches.append(len(prompts))
-        completions, statistics = answer(self, prompts, generators, on_text)
-        return kill(completions) if len(batches) == number else completions, statistics
+    def run_or_stop(self, *callbacks):
+        batches.append(len(self.rows))
+        if len(batches) == number:
+            raise KeyboardInterrupt
+        run(self, *callbacks)
 
-    monkeypatch.setattr(session.Session, "answer", answer_or_die)
+    monkeypatch.setattr(Batch, "run", run_or_stop)
     return batches
-
-
-def interrupt(completions):
-    return [replace(c, finish_reason="interrupted") for c in completions]
 
 
 def test_an_interrupted_file_is_continued(command, questions, tmp_path, monkeypatch):
@@ -85,13 +80,13 @@ def test_an_interrupted_file_is_continued(command, questions, tmp_path, monkeypa
     expected = output.read_text()
     output.unlink()
     with monkeypatch.context() as patch:
-        killed_in_batch(patch, 2, interrupt)
+        interrupted_in_batch(patch, 2)
         code, _, err = command(*given)
         assert code == 130 and "2 of 5 answers are kept in" in err
     assert not output.exists()
     partial = tmp_path / ".answers.jsonl.partial"
     partial.write_text(partial.read_text() + '{"prompt": "cut o')  # as a kill leaves it
-    batches = killed_in_batch(monkeypatch, 0, interrupt)
+    batches = interrupted_in_batch(monkeypatch, 0)
     code, _, err = command(*given)
     assert code == 0 and "continuing after 2 of 5 answers" in err
     assert batches == [2, 1] and output.read_text() == expected and not partial.exists()
@@ -123,7 +118,7 @@ def test_answers_of_different_runs_are_not_mixed(
     given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
     given += ("--temp", 1)
     with monkeypatch.context() as patch:
-        killed_in_batch(patch, 2, interrupt)
+        interrupted_in_batch(patch, 2)
         assert command(*given, model=own)[0] == 130
     if change:
         change(own, questions)
@@ -221,7 +216,7 @@ def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypat
         reader = threading.Thread(target=lambda to=found: to.append(pipe.read_text()), daemon=True)
         reader.start()
         if interrupted:
-            killed_in_batch(monkeypatch, 2, interrupt)
+            interrupted_in_batch(monkeypatch, 2)
         code, out, err = command(*given, "--output", pipe)
         reader.join(10)
         assert (code, out) == (130 * interrupted, "") and "are kept" not in err
@@ -265,7 +260,7 @@ def test_answers_go_where_a_link_leads(command, questions, tmp_path):
 def test_what_was_kept_is_checked(spoil, line, command, questions, tmp_path, monkeypatch):
     given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
     with monkeypatch.context() as patch:
-        killed_in_batch(patch, 2, interrupt)
+        interrupted_in_batch(patch, 2)
         assert command(*given)[0] == 130
     partial = tmp_path / ".answers.jsonl.partial"
     header, *answers = partial.read_text().splitlines()
