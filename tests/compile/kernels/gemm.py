@@ -10,7 +10,6 @@ import torch
 from flash_versions.inspect.command import compiling
 from transformer.model.kernels.gemm import hopper, portable
 from transformer.model.kernels.gemm.config import default_config
-from transformer.model.kernels.gemm.rmsnorm import portable_norm_gemm
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
 THROUGH_REGISTERS = NormGemmConfig(through_registers=True, chain=4)
@@ -18,8 +17,8 @@ PORTABLE = {
     "bf16": (portable.gemm, "swiglu", torch.bfloat16),
     "fp16": (portable.gemm, "bias residual", torch.float16),
     "fp32": (portable.gemm, "bias", torch.float32),
-    "norm": (portable_norm_gemm, "swiglu", torch.bfloat16),
-    "norm, fp32": (portable_norm_gemm, "bias", torch.float32),
+    "norm": (portable.gemm, "swiglu", torch.bfloat16),
+    "norm, fp32": (portable.gemm, "bias", torch.float32),
 }
 HOPPER = {
     "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),

@@ -13,16 +13,19 @@ everything else. Gradients are those of the formula, by torch's operations.
 Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import in_autocast_dtype
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
+from transformer.model.kernels.gemm import rmsnorm_hopper as norm_gemm_hopper
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -65,7 +68,7 @@ def linear(
             )
         return run(x, weight, None, bias, residual, out)
     if torch.is_grad_enabled() and needs_grad(x, weight, bias, residual):
-        return Linear.apply(x, weight, bias, residual)
+        return Product.apply(x, None, None, weight, None, bias, residual, None)
     return run(x, weight, None, bias, residual)
 
 
@@ -90,7 +93,7 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     if torch.compiler.is_compiling():
         return swiglu_reference(x, gate, up)
     if torch.is_grad_enabled() and needs_grad(x, gate, up):
-        return SwiGLU.apply(x, gate, up)
+        return Product.apply(x, None, None, gate, up, None, None, None)
     return run(x, gate, up, None, None)
 
 
@@ -110,48 +113,59 @@ def swiglu_reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> t
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-class Linear(torch.autograd.Function):
-    """`linear` for autograd."""
+def normalise(x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm by torch's operations, as the model's."""
+    return norm_weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+class Product(torch.autograd.Function):
+    """These products for autograd, also with a norm before them: the normalised x, gate and up are
+    computed anew in the backward, and so not kept.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, residual) -> torch.Tensor:
-        """Run the kernel."""
-        ctx.save_for_backward(x, weight)
-        return run(x, weight, None, bias, residual)
+    def forward(ctx: Any, x, norm_weight, eps, weight, up, bias, residual, folded) -> torch.Tensor:
+        """Run the kernel; `folded` are the weights with a norm's in them."""
+        ctx.save_for_backward(x, norm_weight, weight, up)
+        ctx.eps = eps
+        return run(x, *(folded or (weight, up)), bias, residual, eps=eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple:
-        """(dx, dweight, dbias, dresidual)."""
-        x, weight = ctx.saved_tensors
-        rows = dy.flatten(0, -2) if dy.dim() > 1 else dy[None]
-        dx = dy @ weight if ctx.needs_input_grad[0] else None
-        dweight = rows.mT @ x.reshape(rows.shape[0], -1) if ctx.needs_input_grad[1] else None
-        dbias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        return dx, dweight, dbias, dy if ctx.needs_input_grad[3] else None
-
-
-class SwiGLU(torch.autograd.Function):
-    """`swiglu` for autograd: gate and up are computed anew in the backward, and so not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x, gate, up) -> torch.Tensor:
-        """Run the kernel."""
-        ctx.save_for_backward(x, gate, up)
-        return run(x, gate, up, None, None)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple:
-        """(dx, dgate, dup)."""
-        inputs, again = ctx.saved_tensors, torch.is_grad_enabled()  # for a second derivative
-        if not again:
-            inputs = [
-                a.detach().requires_grad_(needed) for a, needed in zip(inputs, ctx.needs_input_grad)
-            ]
+        """Of all tensors but those that were folded."""
+        x, norm_weight, weight, up = ctx.saved_tensors
+        of_x, of_norm, _, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
+        inputs = leaves((x, of_x), (norm_weight, of_norm))
         with torch.enable_grad():
-            y = swiglu_reference(*inputs)
-        wanted = [a for a, needed in zip(inputs, ctx.needs_input_grad) if needed]
-        found = iter(torch.autograd.grad(y, wanted, dy, create_graph=again))
-        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            normed = inputs[0] if norm_weight is None else normalise(*inputs, ctx.eps)
+        rows, of_normed = dy.reshape(-1, dy.shape[-1]), of_x or of_norm
+        if up is None:
+            d_weight = rows.mT @ normed.detach().reshape(len(rows), -1) if of_weight else None
+            d_normed, d_up = dy @ weight if of_normed else None, None
+        else:
+            factors = leaves((normed, of_normed), (weight, of_weight), (up, of_up))
+            with torch.enable_grad():
+                y = swiglu_reference(*factors)
+            d_normed, d_weight, d_up = gradients(y, factors, dy)
+        dx, d_norm = d_normed, None
+        if norm_weight is not None:
+            dx, d_norm = gradients(normed, inputs, d_normed)
+        d_bias = rows.sum(0) if of_bias else None
+        return dx, d_norm, None, d_weight, d_up, d_bias, dy if of_residual else None, None
+
+
+def leaves(*tensors: tuple[torch.Tensor | None, bool]) -> list[Any]:
+    """Tensors as leaves of a graph, those that need a gradient with one."""
+    return [None if x is None else x.detach().requires_grad_(needed) for x, needed in tensors]
+
+
+def gradients(y: torch.Tensor, inputs: Sequence[Any], dy: torch.Tensor | None) -> list[Any]:
+    """The gradients of those leaves that need them."""
+    needed = [x is not None and x.requires_grad for x in inputs]
+    wanted = [x for x, one in zip(inputs, needed) if one]
+    found = iter(torch.autograd.grad(y, wanted, dy) if wanted else ())
+    return [next(found) if one else None for one in needed]
 
 
 def run(
@@ -161,8 +175,11 @@ def run(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     out: torch.Tensor | None = None,
+    eps: float | None = None,
 ) -> torch.Tensor:
-    """The result by a kernel; the arguments are checked."""
+    """The result by a kernel; the arguments are checked. With `eps`, x is divided by its root mean
+    square, and the weights are folded.
+    """
     shape = (*x.shape[:-1], weight.shape[0])
     c = x.new_empty(shape) if out is None else out
     if 0 in (c.numel(), x.shape[-1]):  # nothing to multiply; a SwiGLU of that is 0, too
@@ -173,9 +190,13 @@ def run(
     residual = None if residual is None else matrix(residual)
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
-    gemm = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
+    options: dict[str, Any] = {"up": up, "bias": bias}
+    options |= {"residual": residual} if eps is None else {"eps": float(eps)}
+    gemm = gemm_portable.gemm
+    if all(map(suits_hopper, matrices)):
+        gemm = gemm_hopper.gemm if eps is None else norm_gemm_hopper.norm_gemm
     with devices.on_device(x):
-        gemm(a, b, result, up=up, bias=bias, residual=residual)
+        gemm(a, b, result, **options)
     return c
 
 

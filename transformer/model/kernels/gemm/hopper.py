@@ -89,6 +89,8 @@ class Schedule:
     READERS: gl.constexpr  # consumers that compute one tile, and so read the same slots
     BUFFERS: gl.constexpr
     RESIDUAL: gl.constexpr
+    CHAIN: gl.constexpr  # this and the next: with a norm, see `NormGemmConfig`
+    THROUGH_REGISTERS: gl.constexpr
 
     @gluon.jit
     def stage_out(self, out, consumer, number):
@@ -203,11 +205,14 @@ def multiply(operands, first, steps, READER: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER: gl.constexpr):
+def finish(
+    acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER: gl.constexpr
+):
     """Epilogue: bring a consumer's part of a tile to C, sub-tile by sub-tile.
 
     Args:
         acc: fp32 (ROWS, columns); with SwiGLU, gate and up side by side.
+        scale: fp32 (ROWS,), by which rows are multiplied; None: they are not.
         out: a pipeline of buffers (ROWS, WIDTH), some of them this consumer's; with a residual, in
             which its sub-tiles arrive.
         number: how many sub-tiles this consumer has stored.
@@ -220,10 +225,15 @@ def finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER: 
         gates, parts = in_parts(gate, WIDTH), in_parts(up, WIDTH)
     else:
         parts = in_parts(acc, WIDTH)
+    if scale is not None:
+        across: gl.constexpr = gl.SliceLayout(1, layout)
+        scale = gl.convert_layout(scale, across, assert_trivial=True)[:, None]
     for i in gl.static_range(PARTS):
         part = parts[i]
+        if scale is not None:
+            part *= scale
         if problem.SWIGLU:
-            part *= silu(gates[i])
+            part *= silu(gates[i] if scale is None else gates[i] * scale)
         if bias is not None:
             columns = column + i * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
             values = gl.load(bias + columns, mask=columns < problem.columns, other=0)
@@ -275,7 +285,7 @@ def consume(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
         operands.b.release(stage)
         first += steps
         row += READER * schedule.ROWS
-        number = finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER)
+        number = finish(acc, None, problem, schedule, out, c, bias, row, column, number, CONSUMER)
     tma.store_wait(0)
 
 
@@ -308,7 +318,7 @@ def gemm_kernel(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         ROWS * READERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
-    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL)
+    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, 1, False)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
     out = make_pipeline(c, TILES, 1) if RESIDUAL else make_unguarded(c, TILES)

@@ -4,6 +4,10 @@ One program for each tile of C. Its loop multiplies blocks of A and B that Trito
 ends with the same fusions as the kernel for Hopper (hopper.py): bias, residual, SwiGLU. Of
 SwiGLU's two weights a program has a tile each, so two accumulators, and multiplies A with both.
 
+With a norm (rmsnorm.py) the rows are also divided by the root mean square of A's. Their squares are
+summed up in a loop of their own, which reads A once more: with both in one loop, the pipeline that
+Triton 3.6 makes of it for Hopper gave sums that changed from run to run.
+
 Source: the Triton tutorial on matrix multiplication.
 """
 
@@ -77,15 +81,22 @@ def gemm_kernel(
     up_stride,
     c_stride,
     residual_stride,
+    eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A tile of C."""
+    """A tile of C; with `eps`, of a norm."""
     row, column = rows_and_columns(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = acc
+    squares = tl.zeros((BLOCK_M,), tl.float32)
+    if eps is not None:
+        for start in range(0, inner, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            wide = load_block(a, row, a_stride, k, rows, inner).to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
     for start in range(0, inner, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         a_block = load_block(a, row, a_stride, k, rows, inner)
@@ -94,6 +105,10 @@ def gemm_kernel(
         if up is not None:
             up_block = load_block(up, column, up_stride, k, columns, inner)
             acc_up = tl.dot(a_block, up_block.T, acc_up, input_precision="ieee")
+    if eps is not None:
+        scale = tl.rsqrt(squares / inner + eps)[:, None]
+        acc *= scale
+        acc_up *= scale
     if up is not None:
         acc = acc / (1 + tl.exp(-acc)) * acc_up
     if bias is not None:
@@ -117,9 +132,11 @@ def gemm(
     up: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    eps: float | None = None,
     config: TileConfig | None = None,
 ) -> None:
-    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual.
+    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual. With `eps`, each
+    product is divided by rms(a).
 
     Args:
         a: (M, K); all matrices have contiguous rows.
@@ -128,28 +145,16 @@ def gemm(
         up: (N, K).
         bias: (N,), contiguous.
         residual: (M, N); may be c.
+        eps: added to the mean square under the root; None: no norm.
         config: tile sizes; None chooses.
     """
     config = config or default_config(a, up is not None)
     rows, columns = c.shape
     matrices = (a, b, up, c, residual)
-    a_stride, b_stride, up_stride, c_stride, residual_stride = (
-        0 if x is None else x.stride(0) for x in matrices
-    )
+    strides = (0 if x is None else x.stride(0) for x in matrices)
     launch_gemm(
         (cdiv(rows, config.rows) * cdiv(columns, config.columns),),
-        (
-            *matrices,
-            bias,
-            rows,
-            columns,
-            a.shape[1],
-            a_stride,
-            b_stride,
-            up_stride,
-            c_stride,
-            residual_stride,
-        ),
+        (*matrices, bias, rows, columns, a.shape[1], *strides, eps),
         {
             "BLOCK_M": config.rows,
             "BLOCK_N": config.columns,

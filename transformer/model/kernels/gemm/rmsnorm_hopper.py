@@ -52,12 +52,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.tiles.pipeline import make_unguarded
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
 from transformer.model.kernels.gemm.config import BLOCK_K
-from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
-from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
+from transformer.model.kernels.gemm.hopper import (
+    CONSUMERS,
+    Schedule,
+    finish,
+    make_operands,
+    produce,
+)
+from transformer.model.kernels.gemm.tiles import GemmProblem, describe
 
 # What each thread holds when it has summed up its part of 64 rows of A, in the registers of WGMMA:
 # by bits, where the next register is, the next lane of a warp, the next warp.
@@ -90,15 +96,6 @@ class NormGemmConfig:
     through_registers: bool = False
     epilogue_columns: int = 64
     buffers: int = 2
-
-
-@aggregate
-class Schedule:
-    """How it is computed: `NormGemmConfig` for the kernel."""
-
-    CHAIN: gl.constexpr
-    BUFFERS: gl.constexpr
-    THROUGH_REGISTERS: gl.constexpr
 
 
 @gluon.jit
@@ -148,43 +145,6 @@ def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def finish(
-    acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER: gl.constexpr
-):
-    """Epilogue: multiply a consumer's rows with their scale, and bring them to C, sub-tile by
-    sub-tile.
-
-    Args:
-        acc: fp32 (64, columns); with SwiGLU, gate and up side by side.
-        scale: fp32 (64,).
-        out: buffers (64, WIDTH), BUFFERS of them for each consumer.
-        number: how many sub-tiles this consumer has stored.
-    """
-    WIDTH: gl.constexpr = out.shape[2]
-    layout: gl.constexpr = accumulator_layout(WIDTH)
-    scale = gl.convert_layout(scale, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
-    if problem.SWIGLU:
-        gate, up = halves(acc)
-        gates, parts = in_parts(gate, WIDTH), in_parts(up, WIDTH)
-    else:
-        parts = in_parts(acc, WIDTH)
-    for i in gl.static_range(len(parts)):
-        part = parts[i] * scale
-        if problem.SWIGLU:
-            part *= silu(gates[i] * scale)
-        if bias is not None:
-            columns = column + i * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-            values = gl.load(bias + columns, mask=columns < problem.columns, other=0)
-            part += values.to(gl.float32)[None, :]
-        buffer = out.index(CONSUMER * schedule.BUFFERS + (number + i) % schedule.BUFFERS)
-        tma.store_wait(schedule.BUFFERS - 1)
-        buffer.store(part.to(c.dtype))
-        fence_async_shared()
-        store_tile(c, [row, column + i * WIDTH], buffer)
-    return number + len(parts)
-
-
-@gluon.jit
 def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.constexpr):
     """A consumer: its rows of each tile."""
     stage = operands.b.at(0, 0)
@@ -225,11 +185,10 @@ def norm_gemm_kernel(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         WARPGROUP_ROWS * CONSUMERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
-    schedule = Schedule(CHAIN, BUFFERS, THROUGH_REGISTERS)
+    schedule = Schedule(WARPGROUP_ROWS, CONSUMERS, BUFFERS, False, CHAIN, THROUGH_REGISTERS)
     inner, eps = gl.to_tensor(inner).to(gl.float32), gl.to_tensor(eps)
     operands = make_operands(a, b, STAGES, CONSUMERS, TILE_COLUMNS * (2 if SWIGLU else 1))
-    shape: gl.constexpr = [CONSUMERS * BUFFERS] + c.block_type.shape
-    out = gl.allocate_shared_memory(c.dtype, shape, c.layout)
+    out = make_unguarded(c, CONSUMERS * BUFFERS)
     fence_async_shared()
     gl.warp_specialize(
         [
