@@ -368,10 +368,7 @@ class Batch:
 
 
 def prefill(
-    model: Transformer,
-    cache: KVCache | PagedKVCache,
-    prompts: Sequence[Sequence[int]],
-    chunk: int,
+    model: Transformer, cache: KVCache | PagedKVCache, prompts: Sequence[Sequence[int]], chunk: int
 ) -> Tensor:
     """Read prompts behind what a cache holds, in forwards of at most `chunk` tokens of all rows,
     pads included, or of one token of each row.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transformer.generation.decoding import capture_stream
 from transformer.model.cache import KVCache
@@ -148,7 +149,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def attention_share(
-    model: Transformer, tokens: torch.Tensor, cache: KVCache | PagedKVCache
+    model: Transformer, tokens: Tensor, cache: KVCache | PagedKVCache
 ) -> float | None:
     """The share of a decoding step's time that attention takes, 0 to 1.
 
@@ -167,7 +168,7 @@ def attention_share(
     attend = model.attention
     lengths, longest = cache.lengths.clone(), cache.longest
 
-    def record(*arguments: Any, **options: Any) -> torch.Tensor:
+    def record(*arguments: Any, **options: Any) -> Tensor:
         calls.append((arguments, options))
         return attend(*arguments, **options)
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from transformer.model.config import Config
 
@@ -73,7 +74,7 @@ class Cache:
         self.longest = min(self.longest, length)
         self.fixed = False
 
-    def retract(self, counts: torch.Tensor) -> None:
+    def retract(self, counts: Tensor) -> None:
         """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
 
         The host does not learn how many: no row is longer than before, until `truncate` says more.
@@ -98,7 +99,7 @@ class Cache:
             )
         return stop
 
-    def slots(self, count: int, padding: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def slots(self, count: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """Slots of the next `count` tokens of each row, int64 (batch, count), pads at the end, and
         how many of them are no pads, (batch,).
         """
@@ -140,7 +141,7 @@ class KVCache(Cache):
         """Memory for keys and values."""
         return self.keys_values.untyped_storage().nbytes()
 
-    def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
+    def reserve(self, count: int, padding: Tensor | None = None) -> Span:
         """Advance every row by its share of `count` tokens and say where those tokens go.
 
         Args:
@@ -158,7 +159,7 @@ class KVCache(Cache):
             span = self._span(slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
         else:
-            added: int | torch.Tensor = count
+            added: int | Tensor = count
             if padding is None and count == 1:  # a step of decoding: fewer launches
                 slots = self.lengths[:, None].long()
             else:
@@ -178,11 +179,7 @@ class KVCache(Cache):
         return self._span(slice(0), slice(0), stop, lengths)
 
     def _span(
-        self,
-        rows: slice | torch.Tensor,
-        slots: slice | torch.Tensor,
-        stop: int,
-        lengths: torch.Tensor | None,
+        self, rows: slice | Tensor, slots: slice | Tensor, stop: int, lengths: Tensor | None
     ) -> Span:
         return Span(self.keys_values, rows, slots, slots, self.capacity, stop, lengths)
 
@@ -191,7 +188,7 @@ class KVCache(Cache):
         super().truncate(length)
         self.uniform = self.uniform or length == 0
 
-    def retract(self, counts: torch.Tensor) -> None:
+    def retract(self, counts: Tensor) -> None:
         """As in `Cache`."""
         super().retract(counts)
         self.uniform = False
@@ -220,7 +217,7 @@ class KVCache(Cache):
         self.lengths.fill_(count)
         self.longest = count
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         """Forget all but some rows, (n,) int64 on the device, ascending; they move up in place."""
         self.lengths = self.lengths[rows]
         for layer in self.keys_values:
@@ -244,31 +241,29 @@ class Span:
         block_table: (batch, max_pages) int32, the pages of each row; None without pages.
     """
 
-    layers: Sequence[torch.Tensor] | torch.Tensor
-    rows: slice | torch.Tensor
-    slots: slice | torch.Tensor
-    positions: slice | torch.Tensor
+    layers: Sequence[Tensor] | Tensor
+    rows: slice | Tensor
+    slots: slice | Tensor
+    positions: slice | Tensor
     capacity: int
     stop: int | None
-    kv_lengths: torch.Tensor | None
-    block_table: torch.Tensor | None = None
+    kv_lengths: Tensor | None
+    block_table: Tensor | None = None
 
     @property
-    def options(self) -> dict[str, torch.Tensor | None]:
+    def options(self) -> dict[str, Tensor | None]:
         """What attention to the keys of a layer has to be told."""
         table = {} if self.block_table is None else {"block_table": self.block_table}
         return {"kv_lengths": self.kv_lengths, **table}
 
-    def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer, (batch, stop, kv_heads, head_dim), or all its pages,
         (pages, page_size, kv_heads, head_dim): views of the cache.
         """
         keys, values = self.layers[layer][:, :, : self.stop]
         return keys, values
 
-    def append(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer; returns
         what is `stored` then.
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import flash_versions
 from transformer.model import fused
@@ -62,10 +62,7 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self,
-        config: Config,
-        attention: Callable[..., torch.Tensor] | None = None,
-        kernels: str = "auto",
+        self, config: Config, attention: Callable[..., Tensor] | None = None, kernels: str = "auto"
     ):
         super().__init__()
         if kernels not in KERNELS:
@@ -83,12 +80,12 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         cache: KVCache | PagedKVCache | None = None,
-        padding: torch.Tensor | None = None,
+        padding: Tensor | None = None,
         last_only: bool = False,
-        wanted: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """Logits of the token after each token.
 
         Args:
@@ -137,7 +134,7 @@ class Transformer(nn.Module):
         )
 
     def _takes_few(
-        self, tokens: torch.Tensor, cache: KVCache | PagedKVCache, padding: torch.Tensor | None
+        self, tokens: Tensor, cache: KVCache | PagedKVCache, padding: Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
         asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
@@ -148,10 +145,7 @@ class Transformer(nn.Module):
         )
 
     def _check(
-        self,
-        tokens: torch.Tensor,
-        cache: KVCache | PagedKVCache | None,
-        padding: torch.Tensor | None,
+        self, tokens: Tensor, cache: KVCache | PagedKVCache | None, padding: Tensor | None
     ) -> None:
         """Refuse what does not fit. Only shapes: reading values would wait for the device."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:

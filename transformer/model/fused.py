@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
@@ -55,7 +55,7 @@ class Model(Protocol):
 
     config: Config
     model: Decoder
-    attention: Callable[..., torch.Tensor]
+    attention: Callable[..., Tensor]
     lm_head: nn.Linear
 
 
@@ -83,7 +83,7 @@ def unsupported(config: Config) -> str | None:
     return None
 
 
-def fits(model: Model, tokens: torch.Tensor, cache: Any, padding: torch.Tensor | None) -> bool:
+def fits(model: Model, tokens: Tensor, cache: Any, padding: Tensor | None) -> bool:
     """Whether `forward` can take this step: one token of each row or few in all, no pads, plain
     weights, no gradient.
     """
@@ -117,7 +117,7 @@ def norm_of(module: Any) -> Norm:
     return Norm(module.weight, module.eps)
 
 
-def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """The weights of layers with the same input, one under the other, and so their biases.
 
     Views of memory that the layers' parameters share; parameters that do not share it yet are moved
@@ -127,7 +127,7 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | No
     return adjacent([layer.weight for layer in layers]), adjacent(biases) if biases else None
 
 
-def adjacent(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def adjacent(parameters: Sequence[Tensor]) -> Tensor:
     """Parameters that differ in their first dimension at most, as parts of one tensor."""
     first = parameters[0]
     rows, end = 0, first.storage_offset()
@@ -143,7 +143,7 @@ def adjacent(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def moved_together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def moved_together(parameters: Sequence[Tensor]) -> Tensor:
     """A tensor of all parameters, which become views of it."""
     # Not in inference mode, if they were not made in it: a later training step may need them too.
     with torch.inference_mode(parameters[0].is_inference()), torch.no_grad():
@@ -155,8 +155,8 @@ def moved_together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def forward(
-    model: Model, tokens: torch.Tensor, cache: KVCache | PagedKVCache, *, last_only: bool = False
-) -> torch.Tensor:
+    model: Model, tokens: Tensor, cache: KVCache | PagedKVCache, *, last_only: bool = False
+) -> Tensor:
     """Logits of the token after each token; no gradient.
 
     Args:
@@ -218,10 +218,10 @@ def forward(
 
 
 # First layer -> what its folded weight depends on, and that weight.
-_FOLDED: WeakKeyDictionary[nn.Module, tuple[tuple, torch.Tensor]] = WeakKeyDictionary()
+_FOLDED: WeakKeyDictionary[nn.Module, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
 
-def folded(norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:
+def folded(norm: RMSNorm, layers: Sequence[nn.Linear]) -> Tensor:
     """The weights of layers, one under the other, with the norm's weight in them; kept until one of
     them changes.
     """
@@ -236,7 +236,7 @@ def folded(norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:
     return known[1]
 
 
-def scale_of(norm: RMSNorm) -> torch.Tensor:
+def scale_of(norm: RMSNorm) -> Tensor:
     """What the normalised x is multiplied by."""
     return 1 + norm.weight.float() if norm.plus_one else norm.weight
 
@@ -247,9 +247,7 @@ class FusedProducts(Products):
     Layers that are not `plain` are left to torch.
     """
 
-    def project(
-        self, x: torch.Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]
-    ) -> Sequence[torch.Tensor]:
+    def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """As in `Products`, with the norm inside one product."""
         if isinstance(norm, nn.Identity) or not plain(*layers):
             return super().project(x, norm, layers)
@@ -262,7 +260,7 @@ class FusedProducts(Products):
         found = norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=kept)
         return found.split([layer.out_features for layer in layers], -1)
 
-    def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
+    def gate(self, x: Tensor, norm: MaybeNorm, mlp: FeedForward) -> Tensor:
         """As in `Products`, with norm and silu inside the product."""
         gate, up = mlp.gate_up
         biased = gate.bias is not None or not plain(gate, up)
@@ -274,7 +272,7 @@ class FusedProducts(Products):
             weights = halves[0], halves[1]
         return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
 
-    def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    def last(self, x: Tensor, layer: nn.Linear) -> Tensor:
         """As in `Products`."""
         if not plain(layer):
             return super().last(x, layer)

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import nn
+from torch import Tensor, nn
 
 from transformer.model.cache import Span
 from transformer.model.config import Config
@@ -24,22 +24,22 @@ from transformer.model.families.keys import SWIGLU_ALPHA
 from transformer.model.rope import Rope, rotary_table, rotate
 
 # Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
-Rotation = tuple[torch.Tensor, ...] | None
+Rotation = tuple[Tensor, ...] | None
 
 # Name in `Config` -> what the gate goes through.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 
-def gated_by(config: Config) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def gated_by(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
     """How gate and up become what `down_proj` reads."""
     activation, limit = ACTIVATIONS[config.activation], config.swiglu_limit
     if limit is None:
         return lambda gate, up: activation(gate) * up
 
-    def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def clamped(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return (up + 1) * (gate * torch.sigmoid(SWIGLU_ALPHA * gate))
 
@@ -66,7 +66,7 @@ class RMSNorm(nn.Module):
         self.plus_one = plus_one
         self.rounded_last = plus_one or rounded_last
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x."""
         if self.rounded_last:
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -86,19 +86,17 @@ def norm_of(config: Config, size: int) -> RMSNorm:
 class Products:
     """What a layer's norms and projections are computed by: torch's operations, one by one."""
 
-    def project(
-        self, x: torch.Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]
-    ) -> Sequence[torch.Tensor]:
+    def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """What each layer makes of the normed x, (batch, length, its outputs)."""
         h = norm(x)
         return [layer(h) for layer in layers]
 
-    def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
+    def gate(self, x: Tensor, norm: MaybeNorm, mlp: FeedForward) -> Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
         gate, up = self.project(x, norm, mlp.gate_up)
         return mlp.gated(gate, up)
 
-    def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    def last(self, x: Tensor, layer: nn.Linear) -> Tensor:
         """What the layer makes of x (..., its inputs)."""
         return layer(x)
 
@@ -134,13 +132,13 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         norm: MaybeNorm,
         rotation: Rotation,
         attend: Callable,
         span: Span | None,
         products: Products = TORCH,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """(batch, length, hidden) to the same.
 
         Args:
@@ -159,7 +157,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        stored: dict[str, torch.Tensor | None] = {"kv_lengths": None}
+        stored: dict[str, Tensor | None] = {"kv_lengths": None}
         if span is not None:
             k, v = span.append(self.layer, k, v)
             stored = span.options
@@ -186,7 +184,7 @@ class FeedForward(nn.Module):
         """The projections that read the hidden states."""
         return self.gate_proj, self.up_proj
 
-    def forward(self, x: torch.Tensor, norm: MaybeNorm, products: Products = TORCH) -> torch.Tensor:
+    def forward(self, x: Tensor, norm: MaybeNorm, products: Products = TORCH) -> Tensor:
         """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
         return products.last(products.gate(x, norm, self), self.down_proj)
 
@@ -222,12 +220,12 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         rotation: Rotation,
         attend: Callable,
         span: Span | None,
         products: Products = TORCH,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
         added = self.self_attn(x, self.input_layernorm, rotation, attend, span, products)
         before_mlp: MaybeNorm = self.post_attention_layernorm
@@ -240,7 +238,7 @@ class Block(nn.Module):
             added = self.post_feedforward_layernorm(added)
         return x + self.scaled(added)
 
-    def scaled(self, added: torch.Tensor) -> torch.Tensor:
+    def scaled(self, added: Tensor) -> Tensor:
         """What a part adds, times Granite's multiplier."""
         return added if self.multiplier == 1 else added * self.multiplier
 
@@ -266,12 +264,8 @@ class Decoder(nn.Module):
         return cast("list[Block]", list(self.layers))
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        attend: Callable,
-        span: Span | None,
-        products: Products = TORCH,
-    ) -> torch.Tensor:
+        self, tokens: Tensor, attend: Callable, span: Span | None, products: Products = TORCH
+    ) -> Tensor:
         """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
         c = self.config
         x = self.embed_tokens(tokens)

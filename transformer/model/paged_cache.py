@@ -23,6 +23,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from transformer.model.cache import Cache, Span
 from transformer.model.config import Config
@@ -123,7 +124,7 @@ class PagedKVCache(Cache):
         alone.longest, alone.fixed = 0, False
         return alone
 
-    def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
+    def reserve(self, count: int, padding: Tensor | None = None) -> Span:
         """As `KVCache.reserve`; the rows' pages are given out already."""
         stop = self.stop_of(count)
         self.lengths.clamp_(max=self.capacity - count)  # a row that has ended goes on counting
@@ -140,13 +141,11 @@ class PagedKVCache(Cache):
         none = self.lengths.new_empty(0)
         return self._span(none, none, none, self._table_of(stop))
 
-    def _span(
-        self, pages: torch.Tensor, offsets: torch.Tensor, slots: torch.Tensor, table: torch.Tensor
-    ) -> Span:
+    def _span(self, pages: Tensor, offsets: Tensor, slots: Tensor, table: Tensor) -> Span:
         layers = self.pools
         return Span(layers, pages, offsets, slots, self.capacity, None, self.lengths, table)
 
-    def _table_of(self, stop: int) -> torch.Tensor:
+    def _table_of(self, stop: int) -> Tensor:
         """The pages of rows that are not longer."""
         return self.table[:, : -(-stop // self.page_size)].contiguous()
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # Type of a value in a config.json -> how a message calls it.
 KINDS = {bool: "true or false", int: "an integer", str: "a text", list: "a list", dict: "an object"}
@@ -241,7 +242,7 @@ class Rope:
         stretched = (excess - (self.factor - 1)) ** (dim / max(dim - 2, 1))  # 2: it turns by 1
         return replace(self, theta=(self.theta * stretched).item())
 
-    def frequencies(self, head_dim: int) -> torch.Tensor:
+    def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair that turns: (turned / 2,) fp32."""
         dim = self.turned(head_dim)
         exponents = torch.arange(0, dim, 2).float() / dim
@@ -276,13 +277,13 @@ class Rope:
             return stretch(self.mscale) / stretch(self.mscale_all_dim)
         return stretch(1.0)
 
-    def _kept_by_llama3(self, frequency: torch.Tensor) -> torch.Tensor:
+    def _kept_by_llama3(self, frequency: Tensor) -> Tensor:
         """Share of each pair's frequency to keep, by its turns in the original context."""
         turns = self.original_max_position_embeddings / (2 * math.pi / frequency)
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return kept.clamp(0, 1)
 
-    def _kept_by_yarn(self, dim: int) -> torch.Tensor:
+    def _kept_by_yarn(self, dim: int) -> Tensor:
         """The same, linear in the pair's index instead of in its turns."""
 
         def pair_that_turns(turns: float) -> float:
@@ -300,7 +301,7 @@ class Rope:
 @functools.lru_cache(maxsize=8)
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
+) -> Tensor:
     """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, turned); recent ones are kept.
 
     A longer table begins with the bits of a shorter one, so the length is the caller's choice. Both
@@ -315,7 +316,7 @@ def rotary_table(
         return table.to(dtype)[:, :, None]
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x[i], x[i + turned / 2]) by its angle; dims from `turned` on stay.
 
     This half-split pairing is Hugging Face's; Meta's own checkpoints pair neighbours instead.

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
@@ -169,7 +170,7 @@ def _refuse_adapter(folder: Path) -> None:
 
 def load_model(
     folder: str | Path,
-    attention: Callable[..., torch.Tensor] | None = None,
+    attention: Callable[..., Tensor] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     kernels: str = "auto",

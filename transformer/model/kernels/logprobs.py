@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.rows import cdiv
@@ -33,8 +34,8 @@ class Kept(NamedTuple):
     float32.
     """
 
-    maxima: torch.Tensor
-    log_sums: torch.Tensor
+    maxima: Tensor
+    log_sums: Tensor
 
 
 @triton.jit
@@ -102,11 +103,8 @@ def backward_kernel(
 
 
 def logprobs_of(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    temperature: float = 1.0,
-    banned: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Kept]:
+    logits: Tensor, tokens: Tensor, temperature: float = 1.0, banned: Tensor | None = None
+) -> tuple[Tensor, Tensor, Kept]:
     """Log-probability of each row's token under softmax(logits / temperature).
 
     Args:
@@ -131,13 +129,13 @@ def logprobs_of(
 
 
 def gradient_of(
-    grads: torch.Tensor,
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
+    grads: Tensor,
+    logits: Tensor,
+    tokens: Tensor,
     kept: Kept,
     temperature: float = 1.0,
-    banned: torch.Tensor | None = None,
-) -> torch.Tensor:
+    banned: Tensor | None = None,
+) -> Tensor:
     """The gradient of the logits.
 
     Args:

@@ -4,9 +4,9 @@ Each is a launch of a few bytes, and torch needs one to look up, one to clamp an
 they are one kernel, which also starts before the kernel before is done (see `gemv`).
 """
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
@@ -42,13 +42,8 @@ def embed_kernel(
 
 
 def embed(
-    tokens: torch.Tensor,
-    embedding: torch.Tensor,
-    lengths: torch.Tensor,
-    capacity: int,
-    *,
-    overlap: bool = False,
-) -> torch.Tensor:
+    tokens: Tensor, embedding: Tensor, lengths: Tensor, capacity: int, *, overlap: bool = False
+) -> Tensor:
     """Look tokens up, and advance the lengths by them. No gradient.
 
     Args:

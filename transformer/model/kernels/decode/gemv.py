@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
@@ -67,7 +68,7 @@ class Tile:
 class Norm:
     """The RMSNorm before a layer: its weight (K,) and the epsilon under the root."""
 
-    weight: torch.Tensor
+    weight: Tensor
     eps: float
 
 
@@ -230,7 +231,7 @@ def choose_tile(rows: int, width: int) -> Tile:
     return Tile(rows_of_tile, block_k, max(1, min(16, rows_of_tile * block_k // of_a_warp)))
 
 
-def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) -> None:
+def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
     """Refuse what the kernels do not do.
 
     Args:
@@ -262,20 +263,18 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
     check_device(x)
 
 
-def check_device(x: torch.Tensor) -> None:
+def check_device(x: Tensor) -> None:
     """Refuse, with a ValueError, a tensor that is where kernels do not run."""
     if reason := devices.limits(x.device, "x"):
         raise ValueError(reason)
 
 
-def weight_of(norm: Norm | None) -> torch.Tensor | None:
+def weight_of(norm: Norm | None) -> Tensor | None:
     """The norm's weight, if there is a norm."""
     return None if norm is None else norm.weight
 
 
-def product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: Norm | None
-) -> torch.Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
     """norm(x) @ weight.T + bias of several tokens, by torch."""
     if norm is not None:
         x = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
@@ -283,15 +282,15 @@ def product(
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
-    residual: torch.Tensor | None = None,
+    residual: Tensor | None = None,
     overwrite: bool = False,
     overlap: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """norm(x) @ weight.T + bias + residual; sums in fp32, rounded once. No gradient.
 
     Args:
@@ -330,13 +329,13 @@ def linear(
 
 
 def swiglu(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
     overlap: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """silu(gate) * up of norm(x); the other arguments are those of `linear`.
 
     Args:

@@ -11,9 +11,9 @@ more tokens, the projection comes first and a kernel of its own does the rest.
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
@@ -175,19 +175,19 @@ def place_kernel(
 
 
 def qkv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    cache: torch.Tensor,
-    lengths: torch.Tensor,
-    table: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cache: Tensor,
+    lengths: Tensor,
+    table: Tensor,
     *,
-    block_table: torch.Tensor | None = None,
+    block_table: Tensor | None = None,
     norm: Norm | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     overlap: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Project, turn, and write keys and values into the cache. No gradient.
 
     Args:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
@@ -47,10 +48,10 @@ class Record(NamedTuple):
         column: (batch, 1) int64, the column that each row writes next; None: there is one only.
     """
 
-    tokens: torch.Tensor
-    scores: torch.Tensor
-    newest: torch.Tensor | None = None
-    column: torch.Tensor | None = None
+    tokens: Tensor
+    scores: Tensor
+    newest: Tensor | None = None
+    column: Tensor | None = None
 
 
 class Draws(NamedTuple):
@@ -63,8 +64,8 @@ class Draws(NamedTuple):
         temperature: divides the logits.
     """
 
-    numbers: torch.Tensor
-    drawn: torch.Tensor | None = None
+    numbers: Tensor
+    drawn: Tensor | None = None
     temperature: float = 1.0
 
 
@@ -226,8 +227,8 @@ def draw_kernel(
 
 
 def likeliest(
-    logits: torch.Tensor, banned: torch.Tensor | None = None, *, overlap: bool | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, banned: Tensor | None = None, *, overlap: bool | None = None
+) -> tuple[Tensor, Tensor]:
     """The most likely token of each row.
 
     Args:
@@ -246,13 +247,13 @@ def likeliest(
 
 
 def draw(
-    logits: torch.Tensor,
-    uniform: torch.Tensor,
+    logits: Tensor,
+    uniform: Tensor,
     temperature: float = 1.0,
-    banned: torch.Tensor | None = None,
+    banned: Tensor | None = None,
     *,
     overlap: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """A token of each row, drawn by inverting the cumulative distribution of its softmax.
 
     Args:
@@ -270,17 +271,17 @@ def draw(
     return record.tokens[:, 0], record.scores[:, 0]
 
 
-def _record(logits: torch.Tensor) -> Record:
+def _record(logits: Tensor) -> Record:
     """Room for one step."""
     tokens = torch.empty(len(logits), 1, dtype=torch.int64, device=logits.device)
     return Record(tokens, logits.new_empty(tokens.shape, dtype=torch.float32))
 
 
 def sample_into(
-    logits: torch.Tensor,
+    logits: Tensor,
     record: Record,
     draws: Draws | None = None,
-    banned: torch.Tensor | None = None,
+    banned: Tensor | None = None,
     *,
     overlap: bool | None = None,
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flash_versions.dispatch.device import devices
@@ -31,13 +32,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """x W^T + bias + residual, rounded once; differentiable.
 
     Args:
@@ -72,7 +73,7 @@ def linear(
     return run(x, weight, None, bias, residual)
 
 
-def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """silu(x G^T) * (x U^T), rounded once; differentiable.
 
     Args:
@@ -98,22 +99,19 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
 
 
 def linear_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
     """`linear` by torch's operations."""
     y = F.linear(x, weight, bias)
     return y if residual is None else y + residual
 
 
-def swiglu_reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu_reference(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """`swiglu` by torch's operations."""
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def normalise(x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+def normalise(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     """The norm by torch's operations, as the model's."""
     return norm_weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=eps)
 
@@ -124,7 +122,7 @@ class Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x, norm_weight, eps, weight, up, bias, residual, folded) -> torch.Tensor:
+    def forward(ctx: Any, x, norm_weight, eps, weight, up, bias, residual, folded) -> Tensor:
         """Run the kernel; `folded` are the weights with a norm's in them."""
         ctx.save_for_backward(x, norm_weight, weight, up)
         ctx.eps = eps
@@ -132,7 +130,7 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple:
         """Of all tensors but those that were folded."""
         x, norm_weight, weight, up = ctx.saved_tensors
         of_x, of_norm, _, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
@@ -155,12 +153,12 @@ class Product(torch.autograd.Function):
         return dx, d_norm, None, d_weight, d_up, d_bias, dy if of_residual else None, None
 
 
-def leaves(*tensors: tuple[torch.Tensor | None, bool]) -> list[Any]:
+def leaves(*tensors: tuple[Tensor | None, bool]) -> list[Any]:
     """Tensors as leaves of a graph, those that need a gradient with one."""
     return [None if x is None else x.detach().requires_grad_(needed) for x, needed in tensors]
 
 
-def gradients(y: torch.Tensor, inputs: Sequence[Any], dy: torch.Tensor | None) -> list[Any]:
+def gradients(y: Tensor, inputs: Sequence[Any], dy: Tensor | None) -> list[Any]:
     """The gradients of those leaves that need them."""
     needed = [x is not None and x.requires_grad for x in inputs]
     wanted = [x for x, one in zip(inputs, needed) if one]
@@ -169,14 +167,14 @@ def gradients(y: torch.Tensor, inputs: Sequence[Any], dy: torch.Tensor | None) -
 
 
 def run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None = None,
     eps: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """The result by a kernel; the arguments are checked. With `eps`, x is divided by its root mean
     square, and the weights are folded.
     """
@@ -200,13 +198,13 @@ def run(
     return c
 
 
-def matrix(x: torch.Tensor) -> torch.Tensor:
+def matrix(x: Tensor) -> Tensor:
     """A tensor as rows of its last dimension, each contiguous; copied if it does not lie so."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def suits_hopper(x: torch.Tensor) -> bool:
+def suits_hopper(x: Tensor) -> bool:
     """Whether a matrix is on a Hopper GPU, of 16 bits, and such that TMA can address it."""
     return (
         wgmma.available(x.device)
@@ -218,21 +216,21 @@ def suits_hopper(x: torch.Tensor) -> bool:
     )
 
 
-def needs_grad(*tensors: torch.Tensor | None) -> bool:
+def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether any of the tensors takes part in a gradient."""
     return any(x is not None and x.requires_grad for x in tensors)
 
 
 def in_one_dtype(*tensors: Any) -> tuple:
     """The tensors in the dtype of torch.autocast, if that is on."""
-    if not all(x is None or isinstance(x, torch.Tensor) for x in tensors):
+    if not all(x is None or isinstance(x, Tensor) for x in tensors):
         kinds = ", ".join(type(x).__name__ for x in tensors)
         raise ValueError(f"the arguments must be tensors, not {kinds}.")
     cast = iter(in_autocast_dtype(*(x for x in tensors if x is not None)))
     return tuple(None if x is None else next(cast) for x in tensors)
 
 
-def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) -> None:
+def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
     """Refuse what does not fit, with a ValueError; `others` are bias, residual, out, up."""
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -262,7 +260,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
         raise ValueError(reason)
 
 
-def check_out(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+def check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
     """Refuse memory that cannot be written: only the residual is read where it is written."""
     if not out.is_contiguous():
         raise ValueError(f"out has strides {out.stride()}; it must be contiguous.")
@@ -275,7 +273,7 @@ def check_out(out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
             )
 
 
-def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+def overlap(x: Tensor, y: Tensor) -> bool:
     """Whether the memory from the first to the last element of two tensors has bytes in common."""
     (x_begin, x_end), (y_begin, y_end) = (
         (t.data_ptr(), t.data_ptr() + t.element_size() * extent(t)) for t in (x, y)
@@ -283,7 +281,7 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.device == y.device and max(x_begin, y_begin) < min(x_end, y_end)
 
 
-def extent(x: torch.Tensor) -> int:
+def extent(x: Tensor) -> int:
     """Elements from the first to the last of a tensor, those between that it skips included."""
     if x.numel() == 0:
         return 0

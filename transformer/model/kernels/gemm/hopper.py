@@ -46,7 +46,7 @@ Sources: CUTLASS's kernels for Hopper, "warp-specialized pingpong" and "cooperat
 tiles is that of the Triton tutorial on matrix multiplication.
 """
 
-import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -350,13 +350,13 @@ launch_gemm = Launcher(gemm_kernel)
 
 
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
     *,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
+    up: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
     config: GemmConfig | None = None,
 ) -> None:
     """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual.

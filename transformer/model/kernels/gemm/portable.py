@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
@@ -125,13 +126,13 @@ launch_gemm = Launcher(gemm_kernel)
 
 
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
     *,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
+    up: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
     eps: float | None = None,
     config: TileConfig | None = None,
 ) -> None:
@@ -166,7 +167,7 @@ def gemm(
     )
 
 
-def default_config(a: torch.Tensor, swiglu: bool) -> TileConfig:
+def default_config(a: Tensor, swiglu: bool) -> TileConfig:
     """Tiles whose blocks fit the shared memory of every GPU from Ampere on (99 KiB)."""
     if a.dtype == torch.float32:  # multiplied without tensor cores, from registers
         return TileConfig(64, 64, 32, num_warps=4, num_stages=2)

@@ -28,6 +28,7 @@ Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from transformer.model.kernels.gemm.gemm import (
     Product,
@@ -41,14 +42,14 @@ from transformer.model.kernels.gemm.gemm import (
 
 
 def norm_linear(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
     eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
-    folded: torch.Tensor | None = None,
-) -> torch.Tensor:
+    folded: Tensor | None = None,
+) -> Tensor:
     """A linear layer of normalised x: (x / rms(x) * norm_weight) weight^T + bias; differentiable.
 
     Args:
@@ -81,14 +82,14 @@ def norm_linear(
 
 
 def norm_swiglu(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
     eps: float,
-    gate: torch.Tensor,
-    up: torch.Tensor,
+    gate: Tensor,
+    up: Tensor,
     *,
-    folded: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    folded: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """silu(n G^T) * (n U^T) of normalised x, n = x / rms(x) * norm_weight; differentiable.
 
     Args:
@@ -117,7 +118,7 @@ def norm_swiglu(
     return run(x, *weights, None, None, eps=eps)
 
 
-def fold(norm_weight: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def fold(norm_weight: Tensor, weight: Tensor) -> Tensor:
     """The weight (N, K) of a linear layer with its columns multiplied by the weight (K,) of the
     norm before it: rounded once, to the layer's dtype, and without gradient. To be kept as long as
     neither of the two changes.
@@ -127,11 +128,7 @@ def fold(norm_weight: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def refuse(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    **folded: torch.Tensor | None,
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, **folded: Tensor | None
 ) -> None:
     """Refuse what a product without a norm does not have, with a ValueError."""
     if weight.dim() == 2 and (norm_weight.shape != weight.shape[1:] or weight.shape[1] == 0):

@@ -40,7 +40,7 @@ Source: the register operand of WGMMA as FlashAttention 3 uses it for P (arXiv:2
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -205,13 +205,13 @@ launch_norm_gemm = Launcher(norm_gemm_kernel)
 
 
 def norm_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
     eps: float,
     *,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    up: Tensor | None = None,
+    bias: Tensor | None = None,
     config: NormGemmConfig | None = None,
 ) -> None:
     """c = a b^T / rms(a) (+ bias) or, with `up`, silu(gate) * up of two such products.

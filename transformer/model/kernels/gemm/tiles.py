@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -73,7 +74,7 @@ def doublings(n):
     return n.bit_length() - 1
 
 
-def describe(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A matrix for TMA, in boxes. What lies outside reads as 0 and is not written."""
     layout = box_layout(rows, columns, x.dtype)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
