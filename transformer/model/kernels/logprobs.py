@@ -40,17 +40,9 @@ class Kept(NamedTuple):
 
 @triton.jit
 def forward_kernel(
-    logits,
-    size,
-    banned,
-    temperature,
-    tokens,
-    logprobs,
-    entropies,
-    maxima,
-    log_sums,
+    logits, size, banned, temperature, tokens, logprobs, entropies, maxima, log_sums,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One program for one row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * size
@@ -79,17 +71,9 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    grads,
-    logits,
-    size,
-    banned,
-    temperature,
-    tokens,
-    maxima,
-    log_sums,
-    gradient,
+    grads, logits, size, banned, temperature, tokens, maxima, log_sums, gradient,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One program for one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -15,17 +15,9 @@ from transformer.model.kernels.decode.gemv import DTYPES, check_device, overlapp
 
 @triton.jit(do_not_specialize=["new", "capacity"])
 def embed_kernel(
-    tokens,
-    embedding,
-    x,
-    lengths,
-    new,
-    vocabulary,
-    capacity,
-    K: tl.constexpr,
-    PADDED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    tokens, embedding, x, lengths, new, vocabulary, capacity,
+    K: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program for one token; the first of each row advances the row's length."""
     if OVERLAP:
         gdc_launch_dependents()

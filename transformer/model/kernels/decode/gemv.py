@@ -121,19 +121,9 @@ def pairs(y, PAIRS: tl.constexpr):
 
 @triton.jit
 def linear_kernel(
-    x,
-    norm_weight,
-    eps,
-    weight,
-    bias,
-    residual,
-    y,
-    outputs,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, norm_weight, eps, weight, bias, residual, y, outputs,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """y (outputs,) = norm(x) @ weight.T + bias + residual."""
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(output, outputs - 1)
@@ -150,18 +140,9 @@ def linear_kernel(
 
 @triton.jit
 def swiglu_kernel(
-    x,
-    norm_weight,
-    eps,
-    weight,
-    bias,
-    y,
-    outputs,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, norm_weight, eps, weight, bias, y, outputs,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """y (outputs,) = silu(gate) * up; the weight holds the rows of the gate, then of up."""
     PAIRS: tl.constexpr = ROWS // 2
     index = tl.arange(0, ROWS)

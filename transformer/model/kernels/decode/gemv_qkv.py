@@ -95,18 +95,9 @@ def turn_and_store(heads, max_pages, one, other, row, slot, cos, sin, token, hea
 
 @triton.jit(do_not_specialize=["max_pages"])
 def qkv_kernel(
-    x,
-    norm_weight,
-    eps,
-    weight,
-    bias,
-    heads,
-    max_pages,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, norm_weight, eps, weight, bias, heads, max_pages,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """norm(x) @ weight.T + bias, cut into heads, turned and stored; see `qkv`."""
     PAIRS: tl.constexpr = ROWS // 2
     HALF: tl.constexpr = heads.HALF
@@ -138,17 +129,9 @@ def norm_weight(q_norm, k_norm, heads, head, dim, inside):
 
 @triton.jit(do_not_specialize=["new", "max_pages"])
 def place_kernel(
-    projected,
-    q_norm,
-    k_norm,
-    eps,
-    heads,
-    new,
-    max_pages,
-    HEADS: tl.constexpr,
-    PADDED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    projected, q_norm, k_norm, eps, heads, new, max_pages,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program for some heads of one token: norm, turn, store."""
     if OVERLAP:
         gdc_launch_dependents()

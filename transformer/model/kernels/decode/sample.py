@@ -97,18 +97,9 @@ def write_down(row, token, score, tokens, scores, newest, column, columns):
 
 @triton.jit
 def chunk_kernel(
-    logits,
-    row_stride,
-    size,
-    banned,
-    temperature,
-    maxima,
-    sums,
-    indices,
-    chunks,
-    CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    logits, row_stride, size, banned, temperature, maxima, sums, indices, chunks,
+    CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program for one chunk of one row."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -138,18 +129,9 @@ def load_chunks(maxima, sums, row, chunks, PADDED: tl.constexpr):
 
 @triton.jit
 def likeliest_kernel(
-    maxima,
-    sums,
-    indices,
-    tokens,
-    scores,
-    newest,
-    column,
-    columns,
-    chunks,
-    PADDED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    maxima, sums, indices, tokens, scores, newest, column, columns, chunks,
+    PADDED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program for one row."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -166,26 +148,10 @@ def likeliest_kernel(
 
 @triton.jit(do_not_specialize=["most"])
 def draw_kernel(
-    logits,
-    row_stride,
-    size,
-    banned,
-    temperature,
-    numbers,
-    most,
-    drawn,
-    maxima,
-    sums,
-    tokens,
-    scores,
-    newest,
-    column,
-    columns,
-    chunks,
-    CHUNK: tl.constexpr,
-    PADDED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    logits, row_stride, size, banned, temperature, numbers, most, drawn, maxima, sums, tokens,
+    scores, newest, column, columns, chunks,
+    CHUNK: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program for one row."""
     if OVERLAP:
         gdc_launch_dependents()

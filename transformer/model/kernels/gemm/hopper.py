@@ -291,22 +291,10 @@ def consume(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["rows", "columns", "steps"])
 def gemm_kernel(
-    a,
-    b,
-    up,
-    c,
-    residual,
-    bias,
-    rows,
-    columns,
-    steps,
-    READERS: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-):
+    a, b, up, c, residual, bias, rows, columns, steps,
+    READERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BUFFERS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
     """Divide the warps of a program into consumers, four each, one producer and, with a residual,
     one that fetches it.
     """

@@ -68,26 +68,10 @@ def rows_and_columns(
 
 @triton.jit(do_not_specialize=["rows"])
 def gemm_kernel(
-    a,
-    b,
-    up,
-    c,
-    residual,
-    bias,
-    rows,
-    columns,
-    inner,
-    a_stride,
-    b_stride,
-    up_stride,
-    c_stride,
-    residual_stride,
-    eps,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    a, b, up, c, residual, bias, rows, columns, inner, a_stride, b_stride, up_stride, c_stride,
+    residual_stride, eps,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """A tile of C; with `eps`, of a norm."""
     row, column = rows_and_columns(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

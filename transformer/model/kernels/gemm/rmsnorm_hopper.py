@@ -160,24 +160,10 @@ def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.
 
 @gluon.jit(do_not_specialize=["rows", "columns", "steps", "inner"])
 def norm_gemm_kernel(
-    a,
-    b,
-    up,
-    c,
-    bias,
-    rows,
-    columns,
-    steps,
-    inner,
-    eps,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    CHAIN: gl.constexpr,
-    THROUGH_REGISTERS: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-):
+    a, b, up, c, bias, rows, columns, steps, inner, eps,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, CHAIN: gl.constexpr, THROUGH_REGISTERS: gl.constexpr,
+    BUFFERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
     """Divide the warps of a program into two consumers, four each, and one producer."""
     TILE_COLUMNS: gl.constexpr = b.block_type.shape[0]
     SWIGLU: gl.constexpr = up is not None
