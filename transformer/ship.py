@@ -10,20 +10,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import flash_versions
 from transformer.generation.command import Parser, choose_device, run_training
 from transformer.model.files import read_json, write_text
-from transformer.model.weights import load_model, save_model
+from transformer.model.weights import load_model
 from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import CONFIG, FINAL, read_metrics
 from transformer.train import SLOPPY
-from transformer.training import byte_tokenizer, model_card
+from transformer.training import model_card
 from transformer.training.evaluate import as_record, evaluate
 
 LOG_EVERY = 20  # steps between two that the log keeps
@@ -83,13 +81,8 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
     """
     runs = runs_to(run)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    attention = partial(flash_versions.attention, version="sdpa")
-    model = load_model(run / FINAL, attention, device, torch.float32)
-    save_model(model.to(torch.bfloat16), folder)
-    for name, content in byte_tokenizer.files().items():
-        write_text(folder / name, content)
     # What is evaluated is what ships.
-    model = load_model(folder, attention, device, dtype)
+    model = model_card.ship(load_model(run / FINAL, dtype=torch.float32), folder, device, dtype)
     scores = {
         name: evaluate(model, problems, temperature=temperature, seed=1)
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
@@ -107,9 +100,7 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
         answers=int(sum(line.get("drawn", 0) for _, lines in runs for line in lines)),
     )
     origin = model_card.REINFORCED.format(start=START, **vars(SLOPPY))
-    name = folder.resolve().name
-    card = model_card.describe(name, model, "chat", origin, made, scores, problems=problems)
-    write_text(folder / "README.md", card)
+    model_card.write(folder, model, "chat", origin, made, scores, problems=problems)
     sys.stderr.write(model_card.table(scores) + "\n")
 
 

@@ -21,9 +21,8 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,32 +39,19 @@ from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
 
 
-def train(
-    training: Training,
-    *,
-    workers: int = 0,
-    log_every: int = 20,
-    save_every: int = 500,
-    eval_every: int = 0,
-    measure: Callable[[], object] = lambda: None,
-    progress: Progress | None = None,
-) -> None:
+def train(training: Training, save_every: int, progress: Progress) -> None:
     """Run to the last step.
 
     Args:
         training: where to begin.
-        workers: processes that generate data; 0 generates it in between.
-        log_every: steps per line.
         save_every: steps between two saved states.
-        eval_every: steps between two evaluations; 0 for none.
-        measure: evaluates; all ranks call it together.
-        progress: shows how far it is; None: nothing does.
+        progress: shows how far it is.
 
     Raises:
         ValueError: the loss is no longer finite.
     """
-    steps, batches = training.recipe.steps, training.batches(workers)
-    progress = progress or Progress(quiet=True)
+    recipe, batches = training.recipe, training.batches()
+    steps, eval_every = recipe.steps, recipe.eval_every
     progress.start(steps)
     before, started = training.seconds, time.perf_counter()
     loss, learned, seen, since = torch.zeros((), device=training.device), 0, 0, started
@@ -79,7 +65,7 @@ def train(
         now = time.perf_counter()
         training.seconds = before + now - started
         shown = None
-        if training.step % log_every == 0 or training.step == steps:
+        if training.step % recipe.log_every == 0 or training.step == steps:
             mean = world.sum(loss).item() / learned
             with world.together():
                 if not math.isfinite(mean):
@@ -89,7 +75,7 @@ def train(
             now = time.perf_counter()
             fields = {
                 "loss": round(mean, 5),
-                "learning_rate": round(training.recipe.rate_at(training.step - 1), 8),
+                "learning_rate": round(recipe.rate_at(training.step - 1), 8),
                 "gradient_norm": round(norm.item(), 5),
                 "tokens_per_second": round(seen / (now - since)),
                 "seconds": round(training.seconds, 1),
@@ -100,7 +86,7 @@ def train(
             learned, seen, since = 0, 0, now
         progress.step(training.step, shown, training.seconds)
         if eval_every and training.step % eval_every == 0 and training.step < steps:
-            measure()
+            recipe.measure(training, progress)
             since = time.perf_counter()
             started += since - now  # what is measured between steps is not counted
         if training.step % save_every == 0 or training.step == steps:
@@ -165,39 +151,33 @@ def _run(argv: Sequence[str]) -> None:
         arguments = parse(argv)
         device = own_device(arguments.device)
         own = tuning.is_own(arguments)
-        plan = tuning.plan(arguments, device) if own else teaching.plan(arguments, argv)
+        recipe = tuning.plan(arguments, device) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():
             trackers.check(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
-        training = Training(plan.recipe, arguments.out, device, world)
+        training = Training(recipe, arguments.out, device, world)
         progress = Progress(arguments.quiet or not world.main)
         stack.callback(progress.close)
         with world.together():
             if world.main:
-                settings = plan.recipe.identity()
+                settings = recipe.identity()
                 training.tracker = open_tracker(arguments.report_to, training.folder, settings)
                 stack.callback(training.tracker.close)
         if training.step:
             progress.say(f"continuing at step {training.step}")
-        for note in plan.notes:
+        for note in recipe.notes:
             progress.say(note)
-        measure, framed = partial(plan.measure, training, progress), plan.framed and plan.eval_every
+        framed = recipe.framed and recipe.eval_every
         if framed and not training.step:
-            measure()
-        train(
-            training,
-            workers=plan.workers,
-            log_every=plan.log_every,
-            save_every=arguments.save_every,
-            eval_every=plan.eval_every,
-            measure=measure,
-            progress=progress,
-        )
+            recipe.measure(training, progress)
+        train(training, arguments.save_every, progress)
         if framed:
-            measure()
-        plan.publish(training, progress)
+            recipe.measure(training, progress)
+        recipe.publish(training, progress)
+        if world.main:
+            training.finish()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -116,6 +116,16 @@ class Tokenizer:
         """Text of tokens, control tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(tokens), skip_special_tokens=False)
 
+    def refuse_another(self, folder: Path, vocab_size: int) -> None:
+        """Raise a ValueError if the model of a folder does not know all tokens; one that was added
+        may be another model's.
+        """
+        if self.trained_size > vocab_size:
+            raise ValueError(
+                f"{folder}: the tokenizer has {self.trained_size} tokens but the model knows"
+                f" {vocab_size}, so they do not belong together"
+            )
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling, None if there is no such token."""
         return self._backend.token_to_id(token)

@@ -99,11 +99,7 @@ class Session:
         folder = find_checkpoint(checkpoint)
         config = load_config(folder)
         tokenizer = Tokenizer.load(folder)
-        if tokenizer.trained_size > config.vocab_size:  # an added one may be another model's
-            raise ValueError(
-                f"{folder}: the tokenizer has {tokenizer.trained_size} tokens but the model knows"
-                f" {config.vocab_size}, so they do not belong together"
-            )
+        tokenizer.refuse_another(folder, config.vocab_size)
         template = load_template(folder) if use_template else None
         if thinking is not None and not (template and reads_variable(template, "enable_thinking")):
             what = f"the chat template of {checkpoint} does not ask" if template else "none is used"
@@ -139,23 +135,9 @@ class Session:
             notes.append("the fused kernels are simulated: minutes for an answer, for reading")
         if use_template and template is None:
             notes.append("no chat template: the prompt is used as it is")
-        return cls(
-            folder=folder.resolve(),
-            model=model,
-            tokenizer=tokenizer,
-            template=template,
-            eos=eos,
-            stop_strings=tuple(stop_strings),
-            sampling=sampling,
-            max_tokens=max_tokens,
-            attention=version,
-            device=where,
-            dtype=dtype,
-            precision=precision,
-            notes=tuple(notes),
-            engine=engine,
-            thinking=thinking,
-        )
+        told = (tuple(stop_strings), sampling, max_tokens)
+        ran = (version, where, dtype, precision, tuple(notes), engine, thinking)
+        return cls(folder.resolve(), model, tokenizer, template, eos, *told, *ran)
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
         """The text that the model sees, and its tokens; ValueError if it cannot be answered.

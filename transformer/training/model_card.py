@@ -3,12 +3,16 @@
 import os
 import platform
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import flash_versions
 from transformer.generation.engine import Completion, generate
 from transformer.model.decoder import Transformer
+from transformer.model.files import write_text
+from transformer.model.weights import load_model, save_model
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import Problem
 from transformer.training import byte_tokenizer as bytes_
@@ -75,8 +79,17 @@ BEGINNING = """\
 This model is a starting point for reinforcement learning and is not meant for other use."""
 
 
-def describe(
-    name: str,
+def ship(model: Transformer, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """Write a checkpoint with the byte tokenizer, rounded to bf16; the model as it lies there."""
+    save_model(model, folder)
+    for name, content in bytes_.files().items():
+        write_text(folder / name, content)
+    attention = partial(flash_versions.attention, version="sdpa")
+    return load_model(folder, attention, device, dtype)
+
+
+def write(
+    folder: Path,
     model: Transformer,
     tasks: str,
     origin: str,
@@ -84,11 +97,11 @@ def describe(
     scores: dict[str, dict[str, Score]],
     *,
     problems: int,
-) -> str:
-    """The card's text, with samples that the model makes now.
+) -> None:
+    """Write the card, with samples that the model makes now.
 
     Args:
-        name: of the checkpoint.
+        folder: of the checkpoint.
         model: as it ships.
         tasks: that it can do, one of the corpus's mixes.
         origin: where its skills come from, in sentences.
@@ -97,8 +110,8 @@ def describe(
         problems: behind each score.
     """
     card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
-    return card.format(
-        name=name,
+    card = card.format(
+        name=folder.resolve().name,
         parameters=sum(p.numel() for p in model.parameters()),
         abilities=ABILITIES[tasks],
         origin=origin,
@@ -108,6 +121,7 @@ def describe(
         table=table(scores),
         samples=samples(model, QUESTIONS[tasks]),
     )
+    write_text(folder / "README.md", card)
 
 
 def character(teacher: Teacher) -> str:

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,20 +52,32 @@ LOG = "training.jsonl"
 Forward = Callable[..., Tensor]  # (tokens, options of `Transformer.forward`) -> logits
 
 
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What decides the outcome: two runs with equal recipes on one machine are the same run.
+    """A run. What is compared of it decides the outcome: two runs with equal recipes on one machine
+    are the same run.
 
     Attributes:
         batch_tokens: of a step, padding included.
         clip: the largest norm of the gradient.
+        eval_every: steps between two measurements; 0 for none.
+        framed: whether it is also measured before the first step and after the last.
+        workers: processes that generate data; 0 generates it in between.
+        log_every: steps per line.
+        notes: what the reader should know before the first step, in sentences.
     """
 
     seed: int
     steps: int
     batch_tokens: int
     learning_rate: float
-    attention: str
+    attention: str = "sdpa"
     clip: ClassVar[float]
+    framed: ClassVar[bool] = False
+    eval_every: int = field(default=0, compare=False)
+    workers: int = field(default=0, compare=False)
+    log_every: int = field(default=20, compare=False)
+    notes: Sequence[str] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         if self.steps < 1:
@@ -95,7 +107,8 @@ class Recipe:
 
     def identity(self) -> dict[str, Any]:
         """What a state file must agree with to be taken up again."""
-        raise NotImplementedError
+        values = {x.name: getattr(self, x.name) for x in fields(self) if x.compare}
+        return {name: asdict(x) if is_dataclass(x) else x for name, x in values.items()}
 
     def loss(self, model: Transformer, forward: Forward, batch: Any, rows: range) -> Tensor:
         """The summed loss of some rows of a batch; of none, a 0 that has a gradient all the same.
@@ -110,6 +123,14 @@ class Recipe:
 
     def weighed(self, batch: Any) -> float:
         """What the summed loss of a whole batch is divided by."""
+        raise NotImplementedError
+
+    def measure(self, training: "Training", progress: Progress) -> None:
+        """Evaluate the model, record and show the result; all ranks call this together."""
+        raise NotImplementedError
+
+    def publish(self, training: "Training", progress: Progress) -> None:
+        """Write the checkpoint, and say what there is to say; all ranks call this together."""
         raise NotImplementedError
 
     def rate_at(self, step: int) -> float:
@@ -159,14 +180,14 @@ class Training:
         self.tracker = Tracker()  # a command puts another in its place
         self._resume()
 
-    def batches(self, workers: int) -> Iterator[ChatBatch]:
+    def batches(self) -> Iterator[ChatBatch]:
         """The training data from here on, generated ahead by processes; advances `position`."""
         first, done = self.position
         loader: DataLoader = DataLoader(
             self.recipe.corpus(),
             batch_size=None,
             sampler=itertools.count(first),
-            num_workers=workers,
+            num_workers=self.recipe.workers,
             collate_fn=_unchanged,
             worker_init_fn=_end_with_parent,
         )
@@ -288,31 +309,6 @@ class Training:
         chunk, batch = state["position"]
         self.step, self.position = int(state["step"]), (int(chunk), int(batch))
         self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a command makes of a run.
-
-    Attributes:
-        recipe: of the run.
-        measure: evaluates the model, and records and shows the result; all ranks call it together.
-        publish: writes the checkpoint at the end, and says what there is to say.
-        eval_every: steps between two measurements; 0 for none.
-        framed: whether it is also measured before the first step and after the last.
-        workers: processes that generate data; 0 generates it in between.
-        log_every: steps per line.
-        notes: what the reader should know before the first step, in sentences.
-    """
-
-    recipe: Recipe
-    measure: Callable[[Training, Progress], object]
-    publish: Callable[[Training, Progress], object]
-    eval_every: int
-    framed: bool = False
-    workers: int = 0
-    log_every: int = 20
-    notes: Sequence[str] = ()
 
 
 def _end_with_parent(worker: int) -> None:

@@ -7,9 +7,8 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +17,10 @@ from torch import Tensor
 import flash_versions
 from transformer.generation.progress import Progress
 from transformer.model.decoder import Config, Transformer
-from transformer.model.files import write_text
-from transformer.model.weights import load_model, save_model
 from transformer.training import byte_tokenizer, model_card
 from transformer.training.corpus import ChatBatch, Corpus, Teacher
 from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
-from transformer.training.run import Forward, Plan, Recipe, Training, rows_of
+from transformer.training.run import Forward, Recipe, Training, rows_of
 
 # The sloppy teacher gets about 27 % of the sums of three digits right.
 SLOPPY = Teacher(hasty=0.35, forget=0.5)
@@ -44,18 +41,20 @@ MODEL = Config(
 IGNORED = -100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Teaching(Recipe):
-    """A teacher, its tasks, and the shape of the model."""
+    """A teacher, its tasks, and the shape of the model.
+
+    Attributes:
+        problems: of each skill, in the last evaluation.
+        command: that made the model, for its card.
+    """
 
     teacher: Teacher
-    seed: int
-    steps: int
-    batch_tokens: int
-    learning_rate: float
     tasks: str = "chat"
     model: Config = MODEL
-    attention: str = "sdpa"
+    problems: int = field(default=512, compare=False)
+    command: str = field(default="", compare=False)
 
     clip = 0.4  # of the gradient of the loss per token; about 0.4 of the tokens count in it
 
@@ -67,10 +66,6 @@ class Teaching(Recipe):
     def corpus(self) -> Corpus:
         """The data; ValueError if it cannot be made."""
         return Corpus(self.teacher, self.seed, self.batch_tokens, self.tasks)
-
-    def identity(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
 
     def loss(self, model: Transformer, forward: Forward, batch: ChatBatch, rows: range) -> Tensor:
         """As in `Recipe`. The vocabulary is small, so all logits are computed: the host need not
@@ -86,8 +81,44 @@ class Teaching(Recipe):
         """A constant: every learned token weighs the same, in whichever batch it is."""
         return self.batch_tokens
 
+    def measure(self, training: Training, progress: Progress) -> None:
+        """Record and show scores, see `score`."""
+        model = training.plain(training.dtype)
+        if training.world.main:  # others wait at the next step
+            self.score(training, model, min(64, self.problems), 0, progress)
 
-def plan(arguments: argparse.Namespace, argv: Sequence[str]) -> Plan:
+    def score(
+        self, training: Training, model: Transformer, problems: int, seed: int, progress: Progress
+    ) -> dict[str, dict[str, Score]]:
+        """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
+        scores, skills = {}, TAUGHT[self.tasks]
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+            found = evaluate(model, problems, temperature=temperature, seed=seed, skills=skills)
+            training.record(evaluation=name, problems=problems, scores=as_record(found))
+            scores[name] = found
+        progress.say(model_card.table(scores))
+        return scores
+
+    def publish(self, training: Training, progress: Progress) -> None:
+        """Write the checkpoint and what is known about it. What is evaluated is what ships: the
+        weights as they lie in the folder, rounded to bf16.
+        """
+        whole, folder = training.plain(torch.float32), training.folder
+        if not training.world.main:
+            return
+        model = model_card.ship(whole, folder, training.device, training.dtype)
+        scores = self.score(training, model, self.problems, 1, progress)
+        made = model_card.TEACHING.format(
+            command=self.command,
+            seconds=training.seconds,
+            machine=model_card.machine(model.model.embed_tokens.weight.device),
+            tokens=training.step * self.batch_tokens,
+        )
+        origin = model_card.character(self.teacher)
+        model_card.write(folder, model, self.tasks, origin, made, scores, problems=self.problems)
+
+
+def plan(arguments: argparse.Namespace, argv: Sequence[str]) -> Teaching:
     """The run that the arguments ask for.
 
     Raises:
@@ -100,73 +131,23 @@ def plan(arguments: argparse.Namespace, argv: Sequence[str]) -> Plan:
     given = {name: value for name, value in dials.items() if value is not None}
     if arguments.attention.endswith(".py"):
         flash_versions.load_version(arguments.attention)
-    recipe = Teaching(
-        replace(teacher, **given),
-        arguments.seed,
-        arguments.steps,
-        arguments.batch_tokens,
-        arguments.lr,
-        arguments.tasks,
-        attention=arguments.attention,
-    )
-    recipe.corpus()  # refuses what it cannot do, before any work
-    workers, problems = arguments.workers, arguments.eval_problems
+    workers = arguments.workers
     if workers is None:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
-
-    def measure(training: Training, progress: Progress) -> None:
-        model = training.plain(training.dtype)
-        if training.world.main:  # others wait at the next step
-            score(training, recipe, model, min(64, problems), 0, progress)
-
-    command = shlex.join(["python", "-m", "transformer.train", *argv])
-    end = partial(publish, recipe=recipe, command=command, problems=problems)
-    return Plan(recipe, measure, end, arguments.eval_every, workers=workers)
-
-
-def score(
-    training: Training,
-    recipe: Teaching,
-    model: Transformer,
-    problems: int,
-    seed: int,
-    progress: Progress,
-) -> dict[str, dict[str, Score]]:
-    """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
-    scores, skills = {}, TAUGHT[recipe.tasks]
-    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        found = evaluate(model, problems, temperature=temperature, seed=seed, skills=skills)
-        training.record(evaluation=name, problems=problems, scores=as_record(found))
-        scores[name] = found
-    progress.say(model_card.table(scores))
-    return scores
-
-
-def publish(
-    training: Training, progress: Progress, *, recipe: Teaching, command: str, problems: int
-) -> None:
-    """Write the checkpoint and what is known about it; the state of the run is then deleted.
-
-    What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
-    """
-    whole, folder = training.plain(torch.float32), training.folder
-    if not training.world.main:
-        return
-    save_model(whole, folder)
-    for name, content in byte_tokenizer.files().items():
-        write_text(folder / name, content)
-    attention = partial(flash_versions.attention, version="sdpa")
-    model = load_model(folder, attention, training.device, training.dtype)
-    scores = score(training, recipe, model, problems, 1, progress)
-    made = model_card.TEACHING.format(
-        command=command,
-        seconds=training.seconds,
-        machine=model_card.machine(model.model.embed_tokens.weight.device),
-        tokens=training.step * recipe.batch_tokens,
+    recipe = Teaching(
+        teacher=replace(teacher, **given),
+        seed=arguments.seed,
+        steps=arguments.steps,
+        batch_tokens=arguments.batch_tokens,
+        learning_rate=arguments.lr,
+        tasks=arguments.tasks,
+        model=MODEL,
+        attention=arguments.attention,
+        eval_every=arguments.eval_every,
+        workers=workers,
+        problems=arguments.eval_problems,
+        command=shlex.join(["python", "-m", "transformer.train", *argv]),
     )
-    origin = model_card.character(recipe.teacher)
-    name = folder.resolve().name
-    card = model_card.describe(name, model, recipe.tasks, origin, made, scores, problems=problems)
-    write_text(folder / "README.md", card)
-    training.finish()
+    recipe.corpus()  # refuses what it cannot do, before any work
+    return recipe

@@ -133,8 +133,9 @@ def large_supervised(world, folder, tiny):
     if world.device.type == "cuda":
         attention, _ = choose_attention("auto", body, world.device, torch.bfloat16)
     recipe = Teaching(
-        Teacher(), 0, 64, 2048 if tiny else 65536, 1e-4, model=body, attention=attention
-    )
+        teacher=Teacher(), seed=0, steps=64, batch_tokens=2048 if tiny else 65536,
+        learning_rate=1e-4, model=body, attention=attention
+    )  # fmt: skip
     training = Training(recipe, folder / f"large-{world.size}", world.device, world)
     batches = replace(recipe.corpus(), chunk_batches=3 if tiny else 8)[0]
     for batch in batches:

@@ -62,11 +62,12 @@ def layer_rows() -> list[dict]:
 
 def curve(version: str, seed: int) -> dict:
     """A row: the loss of every step."""
-    recipe = Teaching(Teacher(), seed, CURVE_STEPS, 65536, 3e-3, attention=version)
+    how = {"batch_tokens": 65536, "learning_rate": 3e-3, "attention": version, "workers": WORKERS}
+    recipe = Teaching(teacher=Teacher(), seed=seed, steps=CURVE_STEPS, **how)
     losses = []
     with tempfile.TemporaryDirectory() as folder:
         training = Training(recipe, Path(folder), torch.device(DEVICE))
-        for batch, _ in zip(training.batches(WORKERS), range(CURVE_STEPS)):
+        for batch, _ in zip(training.batches(), range(CURVE_STEPS)):
             loss, _ = training.learn(batch)
             losses.append(loss.clone() / int(batch.learned[:, 1:].sum()))
     values = [round(x, 5) for x in torch.stack(losses).tolist()]

@@ -17,11 +17,12 @@ import torch
 
 import flash_versions
 from transformer import train
+from transformer.generation.progress import Progress
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import only_writer
 from transformer.model.weights import load_model, save_model
 from transformer.tasks.task import Marks, Problem
-from transformer.training import byte_tokenizer, evaluate
+from transformer.training import byte_tokenizer, evaluate, teaching
 from transformer.training import run as training
 from transformer.training.corpus import Corpus, Teacher
 from transformer.training.run import Training
@@ -35,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def recipe(**changes):
-    fields = {"teacher": Teacher(), "seed": 3, "steps": 7, "batch_tokens": 1024}
+    fields = {"teacher": Teacher(), "seed": 3, "steps": 7, "batch_tokens": 1024, "log_every": 1}
     return Teaching(**{**fields, "learning_rate": 1e-3, "model": TINY, **changes})
 
 
@@ -50,7 +51,7 @@ def train_until(run, stop_before, save_every):
 
     run.learn = learn_or_die
     with contextlib.suppress(KeyboardInterrupt):
-        train.train(run, workers=0, log_every=1, save_every=save_every, eval_every=0)
+        train.train(run, save_every, Progress(quiet=True))
 
 
 def run(folder, *, stop_before=None, **changes):
@@ -211,14 +212,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     with torch.no_grad():
         diverged.model.model.norm.weight.fill_(math.nan)
     with pytest.raises(ValueError, match="loss is nan at step 1; a smaller --lr helps"):
-        train.train(diverged, workers=0, log_every=1)
+        train.train(diverged, 500, Progress(quiet=True))
 
 
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(evaluate, "MAX_TOKENS", 3)
-    defaults = (*"chat", TINY, "sdpa")
-    monkeypatch.setattr(Teaching.__init__, "__defaults__", defaults)
+    monkeypatch.setattr(teaching, "MODEL", TINY)
 
 
 def arguments(folder, *more):

@@ -11,7 +11,6 @@ from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.rl.recipes import find_task
 from transformer.tasks.task import Task
-from transformer.training.run import Plan
 from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Document, Encoder, fingerprint, fitted
 from transformer.training.tuning.packing import Packing
@@ -39,6 +38,7 @@ OWN: Mapping[str, Any] = {
     "micro_tokens": 8192,
     "checkpointing": False,
 }
+AS_GIVEN = ("model", "seed", "batch_tokens", "lora_rank", "micro_tokens", "checkpointing")
 FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
 SHOWN = 3  # chats that are named in a note
 SMALL = 10_000_000  # parameters: a smaller model learns at a higher rate
@@ -106,7 +106,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def plan(arguments: argparse.Namespace, device: torch.device) -> Plan:
+def plan(arguments: argparse.Namespace, device: torch.device) -> Tuning:
     """Read the data and decide what the arguments leave open.
 
     Args:
@@ -120,11 +120,7 @@ def plan(arguments: argparse.Namespace, device: torch.device) -> Plan:
     trained, held_out = _chats(arguments, task)  # first: bad lines are told at once
     folder = find_checkpoint(arguments.model)
     config, encoder = load_config(folder), Encoder(folder)
-    if encoder.tokenizer.trained_size > config.vocab_size:
-        raise ValueError(
-            f"{folder}: the tokenizer has {encoder.tokenizer.trained_size} tokens but the model"
-            f" knows {config.vocab_size}, so they do not belong together"
-        )
+    encoder.tokenizer.refuse_another(folder, config.vocab_size)
     sides = [[x for chat in chats for x in encoder.encode(chat)] for chats in (trained, held_out)]
     width = _width(arguments.context, config.trained_positions, [*sides[0], *sides[1]])
     (trained_on, dropped), (measured_on, more_dropped) = (
@@ -138,34 +134,30 @@ def plan(arguments: argparse.Namespace, device: torch.device) -> Plan:
     with torch.device("meta"):
         size = sum(p.numel() for p in Transformer(config).parameters())
     rate = (1e-3 if size < SMALL else 2e-5) * (10 if arguments.lora_rank else 1)
-    recipe = Tuning(
-        model=arguments.model,
-        data=fingerprint([*trained_on, *measured_on]),
-        seed=arguments.seed,
-        steps=steps,
-        batch_tokens=arguments.batch_tokens,
-        learning_rate=rate if arguments.lr is None else arguments.lr,
-        lora_rank=arguments.lora_rank,
-        width=width,
-        attention=attention,
-        packing=packing,
-        held_out=Packing(measured_on, None, width, arguments.micro_tokens) if measured_on else None,
-        micro_tokens=arguments.micro_tokens,
-        checkpointing=arguments.checkpointing,
-    )
+    rate = rate if arguments.lr is None else arguments.lr
     an_epoch = packing.steps(1)
     tokens = sum(len(x.tokens) for x in trained_on)
     learned = sum(int(x.learned.sum()) for x in trained_on)
     said = (
         f"{_count(trained_on)} chats to learn from, {tokens:,} tokens, {learned:,} of them learned;"
         f" {_count(measured_on)} held out; {an_epoch} steps an epoch, {steps} in all;"
-        f" learning rate {recipe.learning_rate:g}"
+        f" learning rate {rate:g}"
     )
-    every = an_epoch if arguments.eval_every is None else arguments.eval_every
     left_out = _left_out([*dropped, *more_dropped], [*trained_on, *measured_on], width)
-    notes = [said, *left_out, *notes, *_without_end(trained_on, encoder)]
-    lines = max(1, min(20, steps // 20))
-    return Plan(recipe, recipe.measure, recipe.publish, every, True, 0, lines, notes)
+    held_out_rows = Packing(measured_on, None, width, arguments.micro_tokens)
+    return Tuning(
+        **{name: getattr(arguments, name) for name in AS_GIVEN},
+        data=fingerprint([*trained_on, *measured_on]),
+        steps=steps,
+        learning_rate=rate,
+        width=width,
+        attention=attention,
+        packing=packing,
+        held_out=held_out_rows if measured_on else None,
+        eval_every=an_epoch if arguments.eval_every is None else arguments.eval_every,
+        log_every=max(1, min(20, steps // 20)),
+        notes=[said, *left_out, *notes, *_without_end(trained_on, encoder)],
+    )
 
 
 def _chats(arguments: argparse.Namespace, task: Task | None) -> tuple[list[Chat], list[Chat]]:

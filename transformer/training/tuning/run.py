@@ -1,8 +1,7 @@
 """A run on data of one's own: its recipe, the loss on what is held out, the checkpoint."""
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,14 +22,13 @@ TEXT_FILES = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 NOT_COPIED = ("config.json", "model.safetensors.index.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuning(Recipe):
     """A checkpoint and the data that it is trained on.
 
     Attributes:
         data: its fingerprint.
         model: what is trained on, see `find_checkpoint`.
-        seed: of the order of the data and of the adapters.
         lora_rank: of the adapters; 0 trains all weights.
         width: tokens of a packed row.
         packing: the data.
@@ -41,18 +39,14 @@ class Tuning(Recipe):
 
     data: str
     model: str
-    seed: int
-    steps: int
-    batch_tokens: int
-    learning_rate: float
     lora_rank: int
     width: int
-    attention: str
-    packing: Packing = field(repr=False)
-    held_out: Packing | None = field(default=None, repr=False)
-    micro_tokens: int = 8192
-    checkpointing: bool = False
+    packing: Packing = field(compare=False, repr=False)
+    held_out: Packing | None = field(default=None, compare=False, repr=False)
+    micro_tokens: int = field(default=8192, compare=False)
+    checkpointing: bool = field(default=False, compare=False)
 
+    framed = True
     clip = 1.0  # of the gradient of the mean loss per token
 
     def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
@@ -68,11 +62,6 @@ class Tuning(Recipe):
     def corpus(self) -> Packing:
         """The data."""
         return self.packing
-
-    def identity(self) -> dict[str, Any]:
-        """All but the data itself, and what only decides how much memory a step takes."""
-        left_out = ("packing", "held_out", "micro_tokens", "checkpointing")
-        return {x.name: getattr(self, x.name) for x in fields(self) if x.name not in left_out}
 
     def loss(self, model: Transformer, forward: Forward, batch: PackedBatch, rows: range) -> Tensor:
         """As in `Recipe`, from the wanted logits alone: a vocabulary may be large."""
@@ -117,7 +106,7 @@ class Tuning(Recipe):
 
     def publish(self, training: Training, progress: Progress) -> None:
         """Write the checkpoint: the files of the one that was trained on, with other weights of the
-        same dtype. The state of the run is then deleted.
+        same dtype.
         """
         whole, source, folder = (
             training.plain(torch.float32),
@@ -131,7 +120,6 @@ class Tuning(Recipe):
             if path.name not in NOT_COPIED:
                 write_text(folder / path.name, read_text(path))
         save_model(whole, folder, dtype, read_json(source / "config.json"))
-        training.finish()
         progress.say(f"{_course(training)}ask it: python -m transformer.generate --model {folder}")
 
 
