@@ -135,9 +135,10 @@ class Session:
             notes.append("the fused kernels are simulated: minutes for an answer, for reading")
         if use_template and template is None:
             notes.append("no chat template: the prompt is used as it is")
-        told = (tuple(stop_strings), sampling, max_tokens)
-        ran = (version, where, dtype, precision, tuple(notes), engine, thinking)
-        return cls(folder.resolve(), model, tokenizer, template, eos, *told, *ran)
+        return cls(
+            folder.resolve(), model, tokenizer, template, eos, tuple(stop_strings), sampling,
+            max_tokens, version, where, dtype, precision, tuple(notes), engine, thinking,
+        )  # fmt: skip
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
         """The text that the model sees, and its tokens; ValueError if it cannot be answered.

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 
 from transformer.generation.progress import Progress
 from transformer.generation.sampling import LARGEST
-from transformer.model.decoder import Transformer
+from transformer.model.decoder import Config, Transformer
 from transformer.model.files import writing
-from transformer.training.corpus import ChatBatch
+from transformer.training.corpus import ChatBatch, Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import (
     ALONE,
@@ -108,7 +108,9 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """What a state file must agree with to be taken up again."""
         values = {x.name: getattr(self, x.name) for x in fields(self) if x.compare}
-        return {name: asdict(x) if is_dataclass(x) else x for name, x in values.items()}
+        return {
+            name: asdict(x) if isinstance(x, Teacher | Config) else x for name, x in values.items()
+        }
 
     def loss(self, model: Transformer, forward: Forward, batch: Any, rows: range) -> Tensor:
         """The summed loss of some rows of a batch; of none, a 0 that has a gradient all the same.

@@ -9,8 +9,7 @@ import torch
 
 from flash_versions.inspect.command import compiling
 from transformer.model.kernels.gemm import hopper, portable
-from transformer.model.kernels.gemm.config import default_config
-from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
+from transformer.model.kernels.gemm.config import NormGemmConfig, default_config
 
 THROUGH_REGISTERS = NormGemmConfig(through_registers=True, chain=4)
 PORTABLE = {
@@ -22,7 +21,7 @@ PORTABLE = {
 }
 HOPPER = {
     "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),
-    "norm": (partial(norm_gemm, config=NormGemmConfig()), ""),
+    "norm": (partial(hopper.gemm, config=NormGemmConfig()), ""),
 }
 OPTIONS = {
     "swiglu": (
@@ -30,8 +29,8 @@ OPTIONS = {
         "swiglu bias",
     ),
     "many": (partial(hopper.gemm, config=default_config(8192, 8192, 132, True)), "residual"),
-    "norm, swiglu": (partial(norm_gemm, config=NormGemmConfig()), "swiglu"),
-    "norm, registers": (partial(norm_gemm, config=THROUGH_REGISTERS), "bias"),
+    "norm, swiglu": (partial(hopper.gemm, config=NormGemmConfig()), "swiglu"),
+    "norm, registers": (partial(hopper.gemm, config=THROUGH_REGISTERS), "bias"),
 }
 CALLS: dict[str, dict[str, tuple]] = {"portable": PORTABLE, "hopper": HOPPER, "options": OPTIONS}
 

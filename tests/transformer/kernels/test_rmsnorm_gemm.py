@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.transformer.kernels.test_gemm import assess, on_hopper
+from transformer.model.kernels.gemm import hopper
+from transformer.model.kernels.gemm.config import NormGemmConfig
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
-from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 EPS = 1e-5
@@ -171,11 +172,11 @@ ON_HOPPER = [
 ]  # fmt: skip
 
 
-def multiply(kernel, config, x, norm_weight, weight, up=None, bias=None):
-    """The result of a kernel for Hopper, which began as NaN."""
+def multiply(config, x, norm_weight, weight, up=None, bias=None):
+    """The result of the kernel for Hopper, which began as NaN."""
     y = x.new_full((x.shape[0], weight.shape[0]), torch.nan)
     up = None if up is None else fold(norm_weight, up)
-    kernel(x, fold(norm_weight, weight), y, EPS, up=up, bias=bias, config=config)
+    hopper.gemm(x, fold(norm_weight, weight), y, up=up, bias=bias, eps=EPS, config=config)
     return y
 
 
@@ -187,9 +188,9 @@ def test_every_switch_on_hopper(name):
     config = CONFIGS[name]
     for case in [*ON_HOPPER, Case(1000, 2000, 1024, bias=True)]:
         inputs = case.inputs(torch.bfloat16, "cuda")
-        case.assert_right(multiply(norm_gemm, config, **inputs), **inputs)
-    y = multiply(norm_gemm, config, **inputs)
+        case.assert_right(multiply(config, **inputs), **inputs)
+    y = multiply(config, **inputs)
     different = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000 if name == "as it is" else 20):
-        different += (multiply(norm_gemm, config, **inputs) != y).any()
+        different += (multiply(config, **inputs) != y).any()
     assert different.item() == 0

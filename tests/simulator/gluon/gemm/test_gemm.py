@@ -18,7 +18,6 @@ from tests.transformer.kernels.test_rmsnorm_gemm import ON_HOPPER, Case
 from tests.transformer.kernels.test_rmsnorm_gemm import multiply as norm_multiply
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm.config import GemmConfig
-from transformer.model.kernels.gemm.rmsnorm_hopper import norm_gemm
 
 SMALL = GemmConfig(rows=64, columns=64, stages=2, group=2, ping_pong=False)
 CONFIGS = {
@@ -127,7 +126,7 @@ def no_fence():
 
 def check_norm(config, case):
     inputs = case.inputs(torch.float16 if case.bias else torch.bfloat16)
-    case.assert_right(norm_multiply(norm_gemm, config, **inputs), **inputs)
+    case.assert_right(norm_multiply(config, **inputs), **inputs)
 
 
 @by_order
@@ -145,4 +144,4 @@ def test_every_switch_of_a_norm(name, case, order, no_fence):
 def test_a_norm_has_the_same_bits_in_every_order(no_fence):
     inputs = Case(200, 304, 256, bias=True).inputs(torch.bfloat16)
     config = replace(NORM_CONFIGS["A from registers"], stages=3)
-    in_every_order(lambda: {"y": norm_multiply(norm_gemm, config, **inputs)})
+    in_every_order(lambda: {"y": norm_multiply(config, **inputs)})

@@ -26,7 +26,6 @@ from flash_versions.dispatch.request import in_autocast_dtype
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
-from transformer.model.kernels.gemm import rmsnorm_hopper as norm_gemm_hopper
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -126,7 +125,8 @@ class Product(torch.autograd.Function):
         """Run the kernel; `folded` are the weights with a norm's in them."""
         ctx.save_for_backward(x, norm_weight, weight, up)
         ctx.eps = eps
-        return run(x, *(folded or (weight, up)), bias, residual, eps=eps)
+        weight, up = folded or (weight, up)
+        return run(x, weight, up, bias, residual, eps=eps)
 
     @staticmethod
     @once_differentiable
@@ -136,7 +136,7 @@ class Product(torch.autograd.Function):
         of_x, of_norm, _, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
         inputs = leaves((x, of_x), (norm_weight, of_norm))
         with torch.enable_grad():
-            normed = inputs[0] if norm_weight is None else normalise(*inputs, ctx.eps)
+            normed = inputs[0] if norm_weight is None else normalise(inputs[0], inputs[1], ctx.eps)
         rows, of_normed = dy.reshape(-1, dy.shape[-1]), of_x or of_norm
         if up is None:
             d_weight = rows.mT @ normed.detach().reshape(len(rows), -1) if of_weight else None
@@ -188,13 +188,10 @@ def run(
     residual = None if residual is None else matrix(residual)
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
-    options: dict[str, Any] = {"up": up, "bias": bias}
-    options |= {"residual": residual} if eps is None else {"eps": float(eps)}
-    gemm = gemm_portable.gemm
-    if all(map(suits_hopper, matrices)):
-        gemm = gemm_hopper.gemm if eps is None else norm_gemm_hopper.norm_gemm
+    gemm: Any = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
+    eps = None if eps is None else float(eps)
     with devices.on_device(x):
-        gemm(a, b, result, **options)
+        gemm(a, b, result, up=up, bias=bias, residual=residual, eps=eps)
     return c
 
 

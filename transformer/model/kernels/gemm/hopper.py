@@ -71,32 +71,16 @@ from flash_versions.versions.tiles.triton_compat import (
     aggregate,
     load_tile,
     reinterpret,
-    store_tile,
 )
 from flash_versions.versions.tiles.wgmma import accumulator_layout
-from transformer.model.kernels.gemm import config as gemm_config
-from transformer.model.kernels.gemm.config import BLOCK_K, GemmConfig, default_config
-from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
-
-CONSUMERS = gl.constexpr(gemm_config.CONSUMERS)
-
-
-@aggregate
-class Schedule:
-    """How it is computed: `GemmConfig` for the kernel."""
-
-    ROWS: gl.constexpr
-    READERS: gl.constexpr  # consumers that compute one tile, and so read the same slots
-    BUFFERS: gl.constexpr
-    RESIDUAL: gl.constexpr
-    CHAIN: gl.constexpr  # this and the next: with a norm, see `NormGemmConfig`
-    THROUGH_REGISTERS: gl.constexpr
-
-    @gluon.jit
-    def stage_out(self, out, consumer, number):
-        """Where the sub-tile of that number of a consumer leaves by."""
-        slot = consumer * self.BUFFERS + number % self.BUFFERS
-        return out.at(slot, (number // self.BUFFERS) & 1)
+from transformer.model.kernels.gemm.config import (
+    BLOCK_K,
+    GemmConfig,
+    NormGemmConfig,
+    default_config,
+)
+from transformer.model.kernels.gemm.rmsnorm_hopper import consume_normed
+from transformer.model.kernels.gemm.tiles import CONSUMERS, GemmProblem, Schedule, describe, finish
 
 
 @aggregate
@@ -205,62 +189,17 @@ def multiply(operands, first, steps, READER: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def finish(
-    acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER: gl.constexpr
-):
-    """Epilogue: bring a consumer's part of a tile to C, sub-tile by sub-tile.
-
-    Args:
-        acc: fp32 (ROWS, columns); with SwiGLU, gate and up side by side.
-        scale: fp32 (ROWS,), by which rows are multiplied; None: they are not.
-        out: a pipeline of buffers (ROWS, WIDTH), some of them this consumer's; with a residual, in
-            which its sub-tiles arrive.
-        number: how many sub-tiles this consumer has stored.
-    """
-    WIDTH: gl.constexpr = out.tiles.shape[2]
-    layout: gl.constexpr = accumulator_layout(WIDTH)
-    PARTS: gl.constexpr = problem.TILE_COLUMNS // WIDTH
-    if problem.SWIGLU:
-        gate, up = halves(acc)
-        gates, parts = in_parts(gate, WIDTH), in_parts(up, WIDTH)
+def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.constexpr):
+    """A consumer: its rows of each tile or, where it is the only reader, its tiles."""
+    if eps is None:
+        consume_plain(problem, schedule, operands, out, c, bias, CONSUMER)
     else:
-        parts = in_parts(acc, WIDTH)
-    if scale is not None:
-        across: gl.constexpr = gl.SliceLayout(1, layout)
-        scale = gl.convert_layout(scale, across, assert_trivial=True)[:, None]
-    for i in gl.static_range(PARTS):
-        part = parts[i]
-        if scale is not None:
-            part *= scale
-        if problem.SWIGLU:
-            part *= silu(gates[i] if scale is None else gates[i] * scale)
-        if bias is not None:
-            columns = column + i * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-            values = gl.load(bias + columns, mask=columns < problem.columns, other=0)
-            part += values.to(gl.float32)[None, :]
-        stage = schedule.stage_out(out, CONSUMER, number + i)
-        buffer = out.tiles.index(stage.slot)
-        if schedule.RESIDUAL:
-            out.wait(stage)
-            part += buffer.load(layout).to(gl.float32)
-        else:
-            tma.store_wait(schedule.BUFFERS - 1)
-        buffer.store(part.to(c.dtype))
-        fence_async_shared()
-        store_tile(c, [row, column + i * WIDTH], buffer)
-        if schedule.RESIDUAL:
-            if i > 0:
-                tma.store_wait(1)
-                out.release(schedule.stage_out(out, CONSUMER, number + i - 1))
-            if i == PARTS - 1:
-                tma.store_wait(0)
-                out.release(stage)
-    return number + PARTS
+        consume_normed(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER)
 
 
 @gluon.jit
-def consume(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
-    """A consumer: its rows of each tile or, where it is the only reader, its tiles."""
+def consume_plain(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
+    """A consumer of a product without a norm."""
     PING_PONG: gl.constexpr = schedule.READERS < CONSUMERS
     READER: gl.constexpr = 0 if PING_PONG else CONSUMER
     begin, stride = gl.program_id(0), gl.num_programs(0)
@@ -289,10 +228,11 @@ def consume(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["rows", "columns", "steps"])
+@gluon.jit(do_not_specialize=["rows", "columns", "steps", "inner"])
 def gemm_kernel(
-    a, b, up, c, residual, bias, rows, columns, steps,
+    a, b, up, c, residual, bias, rows, columns, steps, inner, eps,
     READERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BUFFERS: gl.constexpr,
+    CHAIN: gl.constexpr, THROUGH_REGISTERS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Divide the warps of a program into consumers, four each, one producer and, with a residual,
@@ -306,16 +246,18 @@ def gemm_kernel(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         ROWS * READERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
-    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, 1, False)
+    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, CHAIN, THROUGH_REGISTERS)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
     out = make_pipeline(c, TILES, 1) if RESIDUAL else make_unguarded(c, TILES)
     fence_async_shared()
+    if eps is not None:
+        inner, eps = gl.to_tensor(inner).to(gl.float32), gl.to_tensor(eps)
     if RESIDUAL:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, operands, out, c, bias, 0)),
-                (consume, (problem, schedule, operands, out, c, bias, 1)),
+                (consume, (problem, schedule, operands, out, c, bias, inner, eps, 0)),
+                (consume, (problem, schedule, operands, out, c, bias, inner, eps, 1)),
                 (produce, (problem, schedule, operands, a, b, up)),
                 (fetch, (problem, schedule, out, residual)),
             ],
@@ -325,8 +267,8 @@ def gemm_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, operands, out, c, bias, 0)),
-                (consume, (problem, schedule, operands, out, c, bias, 1)),
+                (consume, (problem, schedule, operands, out, c, bias, inner, eps, 0)),
+                (consume, (problem, schedule, operands, out, c, bias, inner, eps, 1)),
                 (produce, (problem, schedule, operands, a, b, up)),
             ],
             [4, 1],
@@ -345,9 +287,11 @@ def gemm(
     up: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    eps: float | None = None,
     config: GemmConfig | None = None,
 ) -> None:
-    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual.
+    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual. With `eps`, each
+    product is divided by rms(a); there is no residual then.
 
     Args:
         a: (M, K), 16-bit; like all matrices here, with rows that TMA can address.
@@ -356,18 +300,22 @@ def gemm(
         up: (N, K).
         bias: (N,), contiguous.
         residual: (M, N); may be c.
-        config: the schedule; None chooses.
+        eps: added to the mean square under the root; None: no norm.
+        config: the schedule, with a norm a `NormGemmConfig`; None chooses.
 
     Raises:
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
     num_sms = devices[a.device].num_sms
+    if config is None and eps is not None:
+        config = NormGemmConfig()
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), num_sms, added, both)
     if residual is not None and config.buffers == 1:
         raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
+    chain = getattr(config, "chain", 1)
     tile_columns = config.columns if up is None else config.columns // 2
     out_columns = min(config.epilogue_columns, tile_columns)
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
@@ -382,13 +330,17 @@ def gemm(
             bias,
             rows,
             columns,
-            cdiv(a.shape[1], BLOCK_K),
+            cdiv(a.shape[1], BLOCK_K * chain) * chain,  # behind the end TMA reads 0
+            None if eps is None else a.shape[1],
+            eps,
         ),
         {
             "READERS": config.readers,
             "STAGES": config.stages,
             "GROUP": config.group,
             "BUFFERS": config.buffers,
+            "CHAIN": chain,
+            "THROUGH_REGISTERS": getattr(config, "through_registers", False),
             # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
             "CONSUMER_REGISTERS": 240,
             "PRODUCER_REGISTERS": 24,

@@ -38,32 +38,12 @@ in flight, two sums.
 Source: the register operand of WGMMA as FlashAttention 3 uses it for P (arXiv:2407.08608).
 """
 
-from dataclasses import dataclass
-
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
-from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.tiles.pipeline import make_unguarded
-from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
-from transformer.model.kernels.gemm.config import BLOCK_K
-from transformer.model.kernels.gemm.hopper import (
-    CONSUMERS,
-    Schedule,
-    finish,
-    make_operands,
-    produce,
-)
-from transformer.model.kernels.gemm.tiles import GemmProblem, describe
+from transformer.model.kernels.gemm.tiles import CONSUMERS, finish
 
 # What each thread holds when it has summed up its part of 64 rows of A, in the registers of WGMMA:
 # by bits, where the next register is, the next lane of a warp, the next warp.
@@ -72,30 +52,6 @@ ROWS_BY_THREAD = gl.constexpr(
         [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]
     )
 )
-
-
-@dataclass(frozen=True)
-class NormGemmConfig:
-    """The switches of the kernel.
-
-    Attributes:
-        columns: of a tile; its rows are 64 of each of two consumers.
-        stages: slots of the pipeline.
-        group: rows of tiles that are walked down before the next column of tiles.
-        chain: slots whose products are in flight together.
-        through_registers: the tensor cores read A from the registers that are squared; False: from
-            shared memory, and the registers are a copy.
-        epilogue_columns: of a sub-tile.
-        buffers: for sub-tiles, of each consumer.
-    """
-
-    columns: int = 256
-    stages: int = 4
-    group: int = 8
-    chain: int = 2
-    through_registers: bool = False
-    epilogue_columns: int = 64
-    buffers: int = 2
 
 
 @gluon.jit
@@ -145,8 +101,8 @@ def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.constexpr):
-    """A consumer: its rows of each tile."""
+def consume_normed(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.constexpr):
+    """A consumer: its rows of each tile; `inner` is the number of A's columns."""
     stage = operands.b.at(0, 0)
     number = gl.to_tensor(0)
     for tile in range(gl.program_id(0), problem.num_tiles(), gl.num_programs(0)):
@@ -156,89 +112,3 @@ def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.
         scale = gl.rsqrt(squares / inner + eps)
         number = finish(acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER)
     tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["rows", "columns", "steps", "inner"])
-def norm_gemm_kernel(
-    a, b, up, c, bias, rows, columns, steps, inner, eps,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, CHAIN: gl.constexpr, THROUGH_REGISTERS: gl.constexpr,
-    BUFFERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """Divide the warps of a program into two consumers, four each, and one producer."""
-    TILE_COLUMNS: gl.constexpr = b.block_type.shape[0]
-    SWIGLU: gl.constexpr = up is not None
-    problem = GemmProblem(
-        gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
-        WARPGROUP_ROWS * CONSUMERS, TILE_COLUMNS, GROUP, SWIGLU,
-    )  # fmt: skip
-    schedule = Schedule(WARPGROUP_ROWS, CONSUMERS, BUFFERS, False, CHAIN, THROUGH_REGISTERS)
-    inner, eps = gl.to_tensor(inner).to(gl.float32), gl.to_tensor(eps)
-    operands = make_operands(a, b, STAGES, CONSUMERS, TILE_COLUMNS * (2 if SWIGLU else 1))
-    out = make_unguarded(c, CONSUMERS * BUFFERS)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume, (problem, schedule, operands, out, c, bias, inner, eps, 0)),
-            (consume, (problem, schedule, operands, out, c, bias, inner, eps, 1)),
-            (produce, (problem, schedule, operands, a, b, up)),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )
-
-
-launch_norm_gemm = Launcher(norm_gemm_kernel)
-
-
-def norm_gemm(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    eps: float,
-    *,
-    up: Tensor | None = None,
-    bias: Tensor | None = None,
-    config: NormGemmConfig | None = None,
-) -> None:
-    """c = a b^T / rms(a) (+ bias) or, with `up`, silu(gate) * up of two such products.
-
-    Args:
-        a: (M, K), 16-bit; like all matrices here, with rows that TMA can address.
-        b: (N, K).
-        c: (M, N), written.
-        eps: added to the mean square under the root.
-        up: (N, K).
-        bias: (N,), contiguous.
-        config: the schedule; None: the one that was measured to be the fastest.
-    """
-    config = config or NormGemmConfig()
-    rows, columns = c.shape
-    tile_columns = config.columns if up is None else config.columns // 2
-    tiles = cdiv(rows, WARPGROUP_ROWS.value * CONSUMERS.value) * cdiv(columns, tile_columns)
-    steps = cdiv(a.shape[1], BLOCK_K * config.chain) * config.chain  # behind the end TMA reads 0
-    launch_norm_gemm(
-        (min(tiles, devices[a.device].num_sms),),
-        (
-            describe(a, WARPGROUP_ROWS.value, BLOCK_K),
-            describe(b, tile_columns, BLOCK_K),
-            None if up is None else describe(up, tile_columns, BLOCK_K),
-            describe(c, WARPGROUP_ROWS.value, config.epilogue_columns),
-            bias,
-            rows,
-            columns,
-            steps,
-            a.shape[1],
-            eps,
-        ),
-        {
-            "STAGES": config.stages,
-            "GROUP": config.group,
-            "CHAIN": config.chain,
-            "THROUGH_REGISTERS": config.through_registers,
-            "BUFFERS": config.buffers,
-            # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
-            "CONSUMER_REGISTERS": 240,
-            "PRODUCER_REGISTERS": 24,
-        },
-        num_warps=4,
-    )
