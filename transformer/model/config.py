@@ -6,8 +6,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families.family import FAMILIES, find_family
-from transformer.model.families.keys import ACTIVATIONS, MULTIPLIERS, read_parts, write_parts
+from transformer.model.families.family import FAMILIES, MULTIPLIERS, find_family
+from transformer.model.families.keys import ACTIVATIONS, read_parts, write_parts
 from transformer.model.rope import BY_LENGTH, Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.

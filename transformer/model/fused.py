@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
-from transformer.model.families.keys import MULTIPLIERS
+from transformer.model.families.family import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv

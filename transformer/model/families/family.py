@@ -37,6 +37,9 @@ from transformer.model.families.rules import (
 )
 from transformer.model.rope import Rope, read_key
 
+# Granite's numbers, which its files call the same; 1 where they are not given.
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+
 
 @dataclass(frozen=True)
 class Family:
@@ -61,13 +64,9 @@ class Family:
         mlp_bias: the same.
         activation_key: which key names the activation.
         activation: its value where it is not given.
-        softcaps: `attn_logit_softcapping` and `final_logit_softcapping` where they are not given;
-            without the first, the family has none; None: it has no such keys.
-        query_pre_attn_scalar: where it is not given; None: the family has no such key.
-        multipliers: whether it has MULTIPLIERS and `attention_multiplier`.
+        numbers: its keys of NUMBERS, and their values where they are not given.
         rope_types: the types of rotary embeddings, by other names; None: those of ROPE_TYPES.
         scaling: parameters of the rotary embedding where they are not given.
-        swiglu_limit: where it is not given; None: the family has no such key.
         original: `original_max_position_embeddings` where it is not given beside the parameters of
             the rotary embedding; None: it is one of them.
         partly_rotated: whether the key `partial_rotary_factor` is honoured.
@@ -93,18 +92,26 @@ class Family:
     mlp_bias: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
-    softcaps: tuple[float | None, float | None] | None = None
-    query_pre_attn_scalar: float | None = None
-    multipliers: bool = False
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
     rope_types: Mapping[str, str] | None = None
     scaling: Data | None = None
-    swiglu_limit: float | None = None
     original: int | None = None
     partly_rotated: bool = False
     experts: Mapping[str, tuple[str, int | None]] | None = None
     mxfp4: bool = False
     layout: Callable[[Shapes], Layout] = one_by_one
 
+
+# Key of a config.json that is a positive number -> field of `Config`.
+NUMBERS = {
+    "attn_logit_softcapping": "scores_softcap",
+    "final_logit_softcapping": "logits_softcap",
+    "query_pre_attn_scalar": "query_pre_attn_scalar",
+    "swiglu_limit": "swiglu_limit",
+    "attention_multiplier": "attention_multiplier",
+    **{name: name for name in MULTIPLIERS},
+}
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # may be null
 
 GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
 
@@ -163,7 +170,12 @@ FAMILIES = {
         tied=True,
         mlp_bias=True,
     ),
-    "GraniteForCausalLM": Family("granite", layer_types=(FULL,), mlp_bias=True, multipliers=True),
+    "GraniteForCausalLM": Family(
+        "granite",
+        layer_types=(FULL,),
+        mlp_bias=True,
+        numbers=dict.fromkeys((*MULTIPLIERS, "attention_multiplier"), 1.0),
+    ),
     "Olmo2ForCausalLM": Family(
         "olmo2",
         {"norms_after": True, "qk_norm_of_all_heads": True},
@@ -198,7 +210,7 @@ FAMILIES = {
             "experts_per_token": ("num_experts_per_tok", 4),
             "expert_size": ("intermediate_size", None),
         },
-        swiglu_limit=7.0,
+        numbers={"swiglu_limit": 7.0},
         mxfp4=True,
         layout=experts_together,
     ),
@@ -218,8 +230,7 @@ FAMILIES = {
         head_dim=256,
         activation_key="hidden_activation",
         activation="gelu_pytorch_tanh",
-        softcaps=(50.0, 30.0),
-        query_pre_attn_scalar=256,
+        numbers=dict(zip((*SOFTCAPS, "query_pre_attn_scalar"), (50.0, 30.0, 256))),
     ),
     "Gemma3ForCausalLM": Family(
         "gemma3_text",
@@ -231,8 +242,7 @@ FAMILIES = {
         head_dim=256,
         activation_key="hidden_activation",
         activation="gelu_pytorch_tanh",
-        softcaps=(None, None),
-        query_pre_attn_scalar=256,
+        numbers={**dict.fromkeys(SOFTCAPS), "query_pre_attn_scalar": 256},
     ),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from transformer.model.families.family import Family, find_family
+from transformer.model.families.family import NUMBERS, SOFTCAPS, Family, find_family
 from transformer.model.families.rules import (
     FULL,
     LOCAL_THETA,
@@ -31,9 +31,6 @@ WINDOWS_ALIKE = (windows_everywhere, windows_everywhere_if_switched_on)
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 SWIGLU_ALPHA = 1.702  # of gpt-oss, whose silu is nearly gelu
-
-# Granite's numbers, which its files call the same; 1 where they are not given.
-MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 
 
 def read_parts(data: Data, num_layers: int) -> Data:
@@ -67,24 +64,17 @@ def read_parts(data: Data, num_layers: int) -> Data:
         "mlp_bias": family.mlp_bias and read_key(data, "mlp_bias", bool, False),
         "activation": ACTIVATIONS[activation],
     }
-    if family.softcaps is not None:
-        scores, logits = family.softcaps
-        if scores is None and data.get("attn_logit_softcapping") is not None:
-            # Transformers reads it for Gemma 3 and leaves the scores as they are.
-            raise ValueError(f"attn_logit_softcapping must be null in {architecture}")
-        parts["scores_softcap"] = _read_number(data, "attn_logit_softcapping", scores, True)
-        parts["logits_softcap"] = _read_number(data, "final_logit_softcapping", logits, True)
-    if family.query_pre_attn_scalar is not None:
-        parts["query_pre_attn_scalar"] = _read_number(
-            data, "query_pre_attn_scalar", family.query_pre_attn_scalar
-        )
-    if family.swiglu_limit is not None:
-        parts["swiglu_limit"] = _read_number(data, "swiglu_limit", family.swiglu_limit)
-        if (alpha := data.get("swiglu_alpha", SWIGLU_ALPHA)) != SWIGLU_ALPHA:
-            raise ValueError(f"swiglu_alpha {alpha!r:.40} is not supported, only {SWIGLU_ALPHA}")
-    if family.multipliers:
-        for key in (*MULTIPLIERS, "attention_multiplier"):
-            parts[key] = _read_number(data, key, 1.0)
+    for key, default in family.numbers.items():
+        value = data.get(key, default)
+        if not (is_positive(value) or (value is None and key in SOFTCAPS)):
+            raise ValueError(f"{key} must be a positive number, not {value!r:.40}")
+        parts[NUMBERS[key]] = value
+    if family.model_type == "gemma3_text" and parts["scores_softcap"] is not None:
+        # Transformers reads it for Gemma 3 and leaves the scores as they are.
+        raise ValueError(f"attn_logit_softcapping must be null in {architecture}")
+    if "swiglu_limit" in parts and data.get("swiglu_alpha", SWIGLU_ALPHA) != SWIGLU_ALPHA:
+        alpha = data["swiglu_alpha"]
+        raise ValueError(f"swiglu_alpha {alpha!r:.40} is not supported, only {SWIGLU_ALPHA}")
     if family.experts is not None:
         parts |= _read_experts(data, family, num_layers)
     return {**parts, **family.parts}
@@ -121,13 +111,7 @@ def write_parts(config: Any, family: Family) -> Data:
         data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
     if family.scaling is not None:  # else no scaling would mean this one
         data["rope_parameters"] = config.rope.parameters()
-    if family.softcaps is not None:
-        data["attn_logit_softcapping"] = config.scores_softcap
-        data["final_logit_softcapping"] = config.logits_softcap
-    if family.query_pre_attn_scalar is not None:
-        data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
-    if family.swiglu_limit is not None:
-        data["swiglu_limit"] = config.swiglu_limit
+    data |= {key: getattr(config, NUMBERS[key]) for key in family.numbers}
     if family.original is not None and config.rope.type == "longrope":
         data[ORIGINAL] = config.rope.original_max_position_embeddings
     if family.experts is not None:
@@ -135,9 +119,6 @@ def write_parts(config: Any, family: Family) -> Data:
         if "normed_routing" not in family.parts:
             data["norm_topk_prob"] = config.normed_routing
             data["mlp_only_layers"] = list(config.dense_layers)
-    if family.multipliers:
-        for key in (*MULTIPLIERS, "attention_multiplier"):
-            data[key] = getattr(config, key)
     return data
 
 
@@ -225,15 +206,3 @@ def _main_rope(data: Data, family: Family) -> Rope:
             f"partial_rotary_factor {rope.partial_rotary_factor} is not supported, only whole heads"
         )
     return rope
-
-
-def _read_number(
-    data: Data, key: str, default: float | None, optional: bool = False
-) -> float | None:
-    """A positive number; None where it is null and may be."""
-    value = data.get(key, default)
-    if value is None and optional:
-        return None
-    if not is_positive(value):
-        raise ValueError(f"{key} must be a positive number, not {value!r:.40}")
-    return value
