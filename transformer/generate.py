@@ -32,8 +32,10 @@ from transformer.generation.command import (
     Parser,
     attention_name,
     describe_error,
+    flag,
     interruptible,
     out_of_memory,
+    refuse_below,
 )
 from transformer.generation.engine import EngineOptions, Kept
 from transformer.generation.prompt_lookup import check_prompt_lookup
@@ -172,8 +174,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     for pair in EXCLUSIVE:
         if all(getattr(arguments, name) not in (None, False) for name in pair):
-            first, second = (f"--{name.replace('_', '-')}" for name in pair)
-            raise ValueError(f"{first} and {second} exclude each other")
+            raise ValueError(f"{flag(pair[0])} and {flag(pair[1])} exclude each other")
     if arguments.output and not arguments.input:
         raise ValueError("--output needs --input; redirect standard output otherwise")
     if arguments.output and arguments.output.resolve() == arguments.input.resolve():
@@ -182,12 +183,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--force needs --output")
     if arguments.page_size is not None and arguments.cache != "paged":
         raise ValueError("--page-size needs --cache paged")
-    for name in ("max_tokens", "batch_size", "prefill_chunk", "page_size"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    refuse_below(arguments, max_tokens=1, batch_size=1, prefill_chunk=1, page_size=1)
     for name in ("page_size", "lookup"):
         if (getattr(arguments, name) or 0) >= 2**31:
-            raise ValueError(f"--{name.replace('_', '-')} must be below 2^31")
+            raise ValueError(f"{flag(name)} must be below 2^31")
     if "" in arguments.stop:
         raise ValueError("--stop must not be empty")
     return arguments
@@ -198,7 +197,7 @@ def without_effect(arguments: argparse.Namespace) -> list[str]:
     idle = [name for name, default in OF_DRAWS.items() if getattr(arguments, name) != default]
     if not idle or arguments.temp:
         return []
-    names = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+    names = ", ".join(map(flag, idle))
     verb = "changes" if len(idle) == 1 else "change"
     return [f"without --temp, {names} {verb} nothing: the likeliest token is always taken"]
 

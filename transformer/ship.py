@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from transformer.generation.command import Parser, choose_device, run_training
+from transformer.generation.command import Parser, choose_device, refuse_below, run_training
 from transformer.model.files import read_json, write_text
 from transformer.model.weights import load_model
 from transformer.rl.recipes import RECIPES, Settings, flag
@@ -114,8 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument("--problems", type=int, default=512, help="of each skill (512)")
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
         arguments = parser.parse_args(argv)
-        if arguments.problems < 1:
-            raise ValueError(f"--problems must be at least 1, got {arguments.problems}")
+        refuse_below(arguments, problems=1)
         ship(arguments.run, arguments.folder, arguments.problems, choose_device(arguments.device))
 
     return run_training(run, "--problems")

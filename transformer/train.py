@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from transformer.generation.command import Parser, attention_name, run_training
+from transformer.generation.command import Parser, attention_name, refuse_below, run_training
 from transformer.generation.progress import Progress
 from transformer.model.files import only_writer
 from transformer.training import teaching, trackers
@@ -139,10 +139,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--hasty and --forget need --teacher sloppy")
     if arguments.tasks != "countdown" and arguments.patience is not None:
         raise ValueError("--patience needs --tasks countdown")
-    for name, least in (("workers", 0), ("save_every", 1), ("eval_every", 0), ("eval_problems", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    refuse_below(arguments, workers=0, save_every=1, eval_every=0, eval_problems=1)
     return arguments
 
 

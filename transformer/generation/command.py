@@ -24,6 +24,18 @@ def attention_name(text: str) -> str:
     )
 
 
+def flag(name: str) -> str:
+    """The option of an argument."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_below(arguments: argparse.Namespace, **least: int) -> None:
+    """Raise a ValueError for an argument that is given and below its least value."""
+    for name, number in least.items():
+        if (value := getattr(arguments, name)) is not None and value < number:
+            raise ValueError(f"{flag(name)} must be at least {number}, got {value}")
+
+
 def interruptible() -> None:
     """Let Ctrl-C raise KeyboardInterrupt. While a command is imported it ends the process instead,
     see the package's `__init__`.

@@ -43,6 +43,7 @@ class Cache:
         longest: no row is longer (known to the host).
         ropes: how keys turn in each layer, which may depend on the capacity (see `rope.BY_LENGTH`).
         fixed: see `fix`.
+        uniform: every row is exactly `longest` long, as far as the host knows.
 
     Raises:
         ValueError: more capacity than the model has positions.
@@ -60,7 +61,7 @@ class Cache:
         self.ropes = config.ropes_at(capacity)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.longest = 0
-        self.fixed = False
+        self.fixed, self.uniform = False, True
 
     def truncate(self, length: int) -> None:
         """Forget what every row holds past its first `length` tokens; 0 empties the cache.
@@ -72,7 +73,7 @@ class Cache:
             raise ValueError(f"a cache cannot be truncated to {length} tokens")
         self.lengths.clamp_(max=length)
         self.longest = min(self.longest, length)
-        self.fixed = False
+        self.fixed, self.uniform = False, self.uniform or length == 0
 
     def retract(self, counts: Tensor) -> None:
         """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
@@ -80,6 +81,7 @@ class Cache:
         The host does not learn how many: no row is longer than before, until `truncate` says more.
         """
         self.lengths -= counts
+        self.uniform = False
 
     def fix(self) -> None:
         """Let every forward from now on have the same shapes, whatever the lengths are.
@@ -87,7 +89,7 @@ class Cache:
         They are then known to the device only, and a row that is full writes over its last slots:
         a reader of it has to stop before. `truncate` ends this.
         """
-        self.fixed, self.longest = True, self.capacity
+        self.fixed, self.uniform, self.longest = True, False, self.capacity
 
     def stop_of(self, count: int) -> int:
         """No row will be longer with `count` tokens more; ValueError if they might not fit."""
@@ -114,9 +116,6 @@ class KVCache(Cache):
     Args:
         config, batch, capacity, device: see `Cache`.
         dtype: the model's.
-
-    Attributes:
-        uniform: every row is exactly `longest` long.
     """
 
     def __init__(
@@ -128,7 +127,6 @@ class KVCache(Cache):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(config, batch, capacity, device)
-        self.uniform = True
         # Zeros: a value that is masked has weight 0, and 0 * NaN from fresh memory would be NaN.
         self.keys_values = torch.zeros(
             (config.num_layers, 2, batch, capacity, config.num_kv_heads, config.head_dim),
@@ -182,21 +180,6 @@ class KVCache(Cache):
         self, rows: slice | Tensor, slots: slice | Tensor, stop: int, lengths: Tensor | None
     ) -> Span:
         return Span(self.keys_values, rows, slots, slots, self.capacity, stop, lengths)
-
-    def truncate(self, length: int) -> None:
-        """As in `Cache`."""
-        super().truncate(length)
-        self.uniform = self.uniform or length == 0
-
-    def retract(self, counts: Tensor) -> None:
-        """As in `Cache`."""
-        super().retract(counts)
-        self.uniform = False
-
-    def fix(self) -> None:
-        """As in `Cache`."""
-        super().fix()
-        self.uniform = False
 
     def repeat(self, samples: int) -> KVCache:
         """A copy with each row `samples` times in succession.

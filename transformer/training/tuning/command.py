@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from transformer.generation.command import flag, refuse_below
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.rl.recipes import find_task
@@ -82,28 +83,22 @@ def check(arguments: argparse.Namespace) -> None:
     given = [name for name in OWN if hasattr(arguments, name)]
     if not is_own(arguments):
         if given:
-            raise ValueError(f"{_flag(given[0])} needs --data or --task")
+            raise ValueError(f"{flag(given[0])} needs --data or --task")
         return
     if arguments.data is not None and arguments.task is not None:
         raise ValueError("--data and --task are two kinds of data; a run has one")
     ours, theirs = ("--data", TASK_ONLY) if arguments.data is not None else ("--task", FILE_ONLY)
     if unfit := [x for x in FOR_SKILLS if getattr(arguments, x) is not None]:
-        raise ValueError(f"{_flag(unfit[0])} is for the built-in skills; leave it out with {ours}")
+        raise ValueError(f"{flag(unfit[0])} is for the built-in skills; leave it out with {ours}")
     if unfit := [x for x in given if x in theirs]:
-        raise ValueError(f"{_flag(unfit[0])} does not go with {ours}")
+        raise ValueError(f"{flag(unfit[0])} does not go with {ours}")
     if arguments.steps is not None and "epochs" in given:
         raise ValueError("--steps and --epochs both say how long to train; one is enough")
     for name, default in OWN.items():
         if name not in given:
             setattr(arguments, name, default)
     least = {"examples": 1, "epochs": 1, "context": 2, "lora_rank": 0, "micro_tokens": 1}
-    for name, number in {**least, "batch_tokens": 1}.items():
-        if (value := getattr(arguments, name)) is not None and value < number:
-            raise ValueError(f"{_flag(name)} must be at least {number}, got {value}")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    refuse_below(arguments, **least, batch_tokens=1)
 
 
 def plan(arguments: argparse.Namespace, device: torch.device) -> Tuning:

@@ -120,19 +120,7 @@ def gemm(
     eps: float | None = None,
     config: TileConfig | None = None,
 ) -> None:
-    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual. With `eps`, each
-    product is divided by rms(a).
-
-    Args:
-        a: (M, K); all matrices have contiguous rows.
-        b: (N, K).
-        c: (M, N), written.
-        up: (N, K).
-        bias: (N,), contiguous.
-        residual: (M, N); may be c.
-        eps: added to the mean square under the root; None: no norm.
-        config: tile sizes; None chooses.
-    """
+    """As `hopper.gemm`, with any dtype and any matrices whose rows are contiguous."""
     config = config or default_config(a, up is not None)
     rows, columns = c.shape
     matrices = (a, b, up, c, residual)
