@@ -21,7 +21,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -81,7 +81,12 @@ def train(training: Training, save_every: int, progress: Progress) -> None:
                 "seconds": round(training.seconds, 1),
             }
             training.record(**fields)
-            shown = _shown(fields)
+            shown = {
+                "loss": f"{mean:.4f}",
+                "lr": f"{fields['learning_rate']:.2e}",
+                "|grad|": f"{fields['gradient_norm']:.3f}",
+                "tokens/s": f"{fields['tokens_per_second']:,}",
+            }
             loss.zero_()
             learned, seen, since = 0, 0, now
         progress.step(training.step, shown, training.seconds)
@@ -92,16 +97,6 @@ def train(training: Training, save_every: int, progress: Progress) -> None:
         if training.step % save_every == 0 or training.step == steps:
             training.save()
     progress.close()
-
-
-def _shown(fields: Mapping[str, float]) -> dict[str, str]:
-    """Measurements in few characters."""
-    return {
-        "loss": f"{fields['loss']:.4f}",
-        "lr": f"{fields['learning_rate']:.2e}",
-        "|grad|": f"{fields['gradient_norm']:.3f}",
-        "tokens/s": f"{fields['tokens_per_second']:,}",
-    }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -55,7 +55,13 @@ def carried(slip: Slip, terms: Iterable[tuple[str, int]]) -> tuple[str, str]:
 
 
 class Operation(Task):
-    """What is asked about two numbers."""
+    """What is asked about two numbers; where it `commutes`, their order makes no other problem."""
+
+    commutes = True
+
+    def key(self, a: int, b: int) -> tuple:
+        """Do not tell a+b from b+a."""
+        return (min(a, b), max(a, b)) if self.commutes else (a, b)
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for the result."""
@@ -94,10 +100,6 @@ class Add(Columns):
         """Add."""
         return str(a + b)
 
-    def key(self, a: int, b: int) -> tuple:
-        """Do not tell a+b from b+a."""
-        return min(a, b), max(a, b)
-
     def work(self, slip: Slip, a: int, b: int) -> tuple[str, str]:
         """Add column by column."""
         return carried(slip, ((f"{x}+{y}", x + y) for x, y in columns(a, b)))
@@ -117,6 +119,7 @@ class Subtract(Columns):
     """
 
     name = "subtract"
+    commutes = False
 
     def __init__(
         self, digits: int | None = None, below: bool | None = None, close: bool | None = None
@@ -235,10 +238,6 @@ class Multiply(Operation):
     def answer(self, a: int, b: int) -> str:
         """Multiply."""
         return str(a * b)
-
-    def key(self, a: int, b: int) -> tuple:
-        """Do not tell a*b from b*a."""
-        return min(a, b), max(a, b)
 
     def work(self, slip: Slip, a: int, b: int) -> tuple[str, str]:
         """Multiply each digit of the longer number by the other one."""

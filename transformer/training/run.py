@@ -282,9 +282,15 @@ class Training:
             if not has_state(path):
                 self._begin()
                 return
-            state = self._read(path)
+            with undamaged(path):
+                state = read_state(path, self.device) or {}
+                theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
+            refuse_another(f"{self.folder} holds an unfinished run", self.recipe.identity(), theirs)
         with undamaged(state.get("shards", path)):
-            self._restore(state)
+            restore_training(self.model, self.optimizer, state)
+            chunk, batch = state["position"]
+            self.step, self.position = int(state["step"]), (int(chunk), int(batch))
+            self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
         if self.world.main:
             with (self.folder / LOG).open("a") as log:  # which has no line yet, perhaps
                 log.truncate(self.log_size)
@@ -297,20 +303,6 @@ class Training:
         if self.world.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / LOG).unlink(missing_ok=True)
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        ours = self.recipe.identity()
-        with undamaged(path):
-            state = read_state(path, self.device) or {}
-            theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
-        refuse_another(f"{self.folder} holds an unfinished run", ours, theirs)
-        return state
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        restore_training(self.model, self.optimizer, state)
-        chunk, batch = state["position"]
-        self.step, self.position = int(state["step"]), (int(chunk), int(batch))
-        self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
 
 
 def _end_with_parent(worker: int) -> None:

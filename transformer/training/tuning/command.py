@@ -26,18 +26,19 @@ DEFAULTS: Mapping[str, Any] = {
     "save_every": 100,
 }
 FOR_SKILLS = ("teacher", "hasty", "forget", "tasks", "patience", "workers", "eval_problems")
+NUMBER, SWITCH = {"type": int}, {"action": "store_true"}
 # Their defaults stand here and not in the parser, so that it is seen whether they are given.
-OWN: Mapping[str, Any] = {
-    "model": "reinforced",
-    "eval_data": None,
-    "system": None,
-    "examples": 2048,
-    "epochs": 3,
-    "context": None,
-    "drop_long": False,
-    "lora_rank": 0,
-    "micro_tokens": 8192,
-    "checkpointing": False,
+OWN: Mapping[str, tuple[Any, str, Mapping[str, Any]]] = {
+    "model": ("reinforced", "what to train on: a folder, or a name of the hub ({})", {}),
+    "eval_data": (None, "held-out chats (one in 16 of --data)", {"type": Path, "metavar": "FILE"}),
+    "system": (None, "system prompt for chats that have none", {"metavar": "TEXT"}),
+    "examples": (2048, "of --task ({})", NUMBER),
+    "epochs": (3, "times through the data, unless --steps says ({})", NUMBER),
+    "context": (None, "tokens of a row (what the longest chat needs)", NUMBER),
+    "drop_long": (False, "leave out chats that are longer than a row", SWITCH),
+    "lora_rank": (0, "train adapters of this rank only (0: all weights)", NUMBER),
+    "micro_tokens": (8192, "tokens in memory at a time ({})", NUMBER),
+    "checkpointing": (False, "recompute activations in the backward pass", SWITCH),
 }
 AS_GIVEN = ("model", "seed", "batch_tokens", "lora_rank", "micro_tokens", "checkpointing")
 FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
@@ -49,24 +50,11 @@ LEAST_WIDTH = 1024  # of a row, if the model's context has it
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options for data of one's own."""
     group = parser.add_argument_group("data of your own (docs/use/your_data.md)")
-
-    def add(name: str, help: str, **how: Any) -> None:
-        group.add_argument(name, default=argparse.SUPPRESS, help=help, **how)
-
     group.add_argument("--data", type=Path, metavar="FILE", help="chats or texts, .jsonl or .txt")
-    group.add_argument(
-        "--task", metavar="TASK", help="demonstrations of a task, or of module:Class"
-    )
-    add("--model", f"what to train on: a folder, or a name of the hub ({OWN['model']})")
-    add("--eval-data", "held-out chats (one in 16 of --data)", type=Path, metavar="FILE")
-    add("--system", "system prompt for chats that have none", metavar="TEXT")
-    add("--examples", f"of --task ({OWN['examples']})", type=int)
-    add("--epochs", f"times through the data, unless --steps says ({OWN['epochs']})", type=int)
-    add("--context", "tokens of a row (what the longest chat needs)", type=int)
-    add("--drop-long", "leave out chats that are longer than a row", action="store_true")
-    add("--lora-rank", "train adapters of this rank only (0: all weights)", type=int)
-    add("--micro-tokens", f"tokens in memory at a time ({OWN['micro_tokens']})", type=int)
-    add("--checkpointing", "recompute activations in the backward pass", action="store_true")
+    what = "demonstrations of a task, or of module:Class"
+    group.add_argument("--task", metavar="TASK", help=what)
+    for name, (default, help, how) in OWN.items():
+        group.add_argument(flag(name), default=argparse.SUPPRESS, help=help.format(default), **how)
 
 
 def is_own(arguments: argparse.Namespace) -> bool:
@@ -94,7 +82,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{flag(unfit[0])} does not go with {ours}")
     if arguments.steps is not None and "epochs" in given:
         raise ValueError("--steps and --epochs both say how long to train; one is enough")
-    for name, default in OWN.items():
+    for name, (default, *_) in OWN.items():
         if name not in given:
             setattr(arguments, name, default)
     least = {"examples": 1, "epochs": 1, "context": 2, "lora_rank": 0, "micro_tokens": 1}
