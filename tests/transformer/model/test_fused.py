@@ -37,7 +37,7 @@ STEPS = 4
 def few_programs(monkeypatch):
     """The simulator runs programs one by one; test_gemv has the tiles that are for GPUs."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(gemv, "choose_tile", lambda rows, width: gemv.Tile(32, 64, 4))
+        monkeypatch.setattr(gemv, "choose_tile", lambda rows, width: (32, 64, 4))
 
 
 def tiny(

@@ -50,21 +50,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Tile:
-    """How a layer is cut into programs.
-
-    Attributes:
-        rows: of W, for one program.
-        block_k: elements of a row that are loaded at once.
-        num_warps: of a program.
-    """
-
-    rows: int
-    block_k: int
-    num_warps: int
-
-
-@dataclass(frozen=True)
 class Norm:
     """The RMSNorm before a layer: its weight (K,) and the epsilon under the root."""
 
@@ -179,15 +164,9 @@ def launch(kernel: Any, arguments: tuple, width: int, rows: int, overlap: bool) 
     """Launch a kernel of this family on a weight of so many rows of `width`: `arguments`, then the
     constants that all of them share.
     """
-    tile = choose_tile(rows, width)
-    kernel[(cdiv(rows, tile.rows),)](
-        *arguments,
-        K=width,
-        ROWS=tile.rows,
-        BLOCK_K=tile.block_k,
-        num_warps=tile.num_warps,
-        **overlapping(overlap),
-    )
+    rows_of_tile, block_k, num_warps = choose_tile(rows, width)
+    sizes = {"K": width, "ROWS": rows_of_tile, "BLOCK_K": block_k, "num_warps": num_warps}
+    kernel[(cdiv(rows, rows_of_tile),)](*arguments, **sizes, **overlapping(overlap))
 
 
 def overlapping(overlap: bool) -> dict[str, bool]:
@@ -197,8 +176,9 @@ def overlapping(overlap: bool) -> dict[str, bool]:
     return {"OVERLAP": False}
 
 
-def choose_tile(rows: int, width: int) -> Tile:
-    """The tile for a weight of so many rows of `width`, by measurements on an H200.
+def choose_tile(rows: int, width: int) -> tuple[int, int, int]:
+    """How a weight of so many rows of `width` is cut into programs, by measurements on an H200:
+    rows of a program, elements of a row that are loaded at once, warps.
 
     A program that holds its rows whole has all its loads on their way at once. Where there are many
     rows, a thread takes 64 weights of them; where there are few, 32, so that there are twice as
@@ -209,7 +189,7 @@ def choose_tile(rows: int, width: int) -> Tile:
     many = rows > width
     rows_of_tile = (4 if many else 2) * (2 if padded <= 1024 else 1)
     of_a_warp = 32 * (64 if many else 32)
-    return Tile(rows_of_tile, block_k, max(1, min(16, rows_of_tile * block_k // of_a_warp)))
+    return rows_of_tile, block_k, max(1, min(16, rows_of_tile * block_k // of_a_warp))
 
 
 def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
@@ -250,9 +230,9 @@ def check_device(x: Tensor) -> None:
         raise ValueError(reason)
 
 
-def weight_of(norm: Norm | None) -> Tensor | None:
-    """The norm's weight, if there is a norm."""
-    return None if norm is None else norm.weight
+def parts_of(norm: Norm | None) -> tuple[Tensor | None, float]:
+    """The norm's weight and epsilon, as kernels take them; None and 0 if there is no norm."""
+    return (None, 0.0) if norm is None else (norm.weight, norm.eps)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
@@ -290,7 +270,8 @@ def linear(
     Raises:
         ValueError: a tensor that does not fit; says which.
     """
-    check(x, weight, bias=bias, norm=weight_of(norm), residual=residual)
+    norm_weight, eps = parts_of(norm)
+    check(x, weight, bias=bias, norm=norm_weight, residual=residual)
     tokens, outputs = x.shape[0], weight.shape[0]
     if residual is not None and residual.shape != (tokens, outputs):
         raise ValueError(
@@ -302,8 +283,7 @@ def linear(
         y = product(x, weight, bias, norm)
         return y if residual is None else y + residual
     y = x.new_empty(1, outputs)
-    eps = 0.0 if norm is None else norm.eps
-    arguments = (x, weight_of(norm), eps, weight, bias, residual, y, outputs)
+    arguments = (x, norm_weight, eps, weight, bias, residual, y, outputs)
     with devices.on_device(x):
         launch(linear_kernel, arguments, x.shape[1], outputs, overlap)
     return y
@@ -330,7 +310,8 @@ def swiglu(
     Raises:
         ValueError: a tensor that does not fit; says which.
     """
-    check(x, weight, bias=bias, norm=weight_of(norm))
+    norm_weight, eps = parts_of(norm)
+    check(x, weight, bias=bias, norm=norm_weight)
     if weight.shape[0] % 2:
         raise ValueError(f"the weight has {weight.shape[0]} rows; gate and up must be halves of it")
     tokens, outputs = x.shape[0], weight.shape[0] // 2
@@ -340,7 +321,6 @@ def swiglu(
             gate_up = product(x, weight, bias, norm)
             gate_kernel[(tokens, cdiv(outputs, 1024))](gate_up, y, outputs, BLOCK=1024)
             return y
-        eps = 0.0 if norm is None else norm.eps
-        arguments = (x, weight_of(norm), eps, weight, bias, y, outputs)
+        arguments = (x, norm_weight, eps, weight, bias, y, outputs)
         launch(swiglu_kernel, arguments, x.shape[1], 2 * outputs, overlap)
     return y

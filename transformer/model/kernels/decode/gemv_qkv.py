@@ -26,8 +26,8 @@ from transformer.model.kernels.decode.gemv import (
     linear,
     overlapping,
     pairs,
+    parts_of,
     project,
-    weight_of,
 )
 
 MANY_TOKENS = 256  # keep a GPU busy with one program each
@@ -193,15 +193,9 @@ def qkv(
     Raises:
         ValueError: a tensor that does not fit; says which.
     """
-    check(
-        x,
-        weight,
-        bias=bias,
-        norm=weight_of(norm),
-        lengths=lengths,
-        table=table,
-        block_table=block_table,
-    )
+    (x_norm, eps), (q_weight, q_eps) = parts_of(norm), parts_of(q_norm)
+    others = {"lengths": lengths, "table": table, "block_table": block_table}
+    check(x, weight, bias=bias, norm=x_norm, **others)
     tokens, batch = len(x), len(lengths)
     _, pages, page_size, kv_heads, head_dim = cache.shape
     heads = weight.shape[0] // head_dim - 2 * kv_heads
@@ -237,8 +231,7 @@ def qkv(
     max_pages = 0 if block_table is None else block_table.shape[1]
     with devices.on_device(x):
         if tokens == 1 and q_norm is None and k_norm is None:
-            eps = 0.0 if norm is None else norm.eps
-            arguments = (x, weight_of(norm), eps, weight, bias, place, max_pages)
+            arguments = (x, x_norm, eps, weight, bias, place, max_pages)
             launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], overlap)
             return q
         projected = linear(x, weight, bias, norm=norm, overlap=overlap)
@@ -246,9 +239,9 @@ def qkv(
         together = 1 if tokens < MANY_TOKENS else triton.next_power_of_2(all_heads)
         place_kernel[(tokens, cdiv(all_heads, together))](
             projected,
-            weight_of(q_norm),
-            weight_of(k_norm),
-            0.0 if q_norm is None else q_norm.eps,
+            q_weight,
+            parts_of(k_norm)[0],
+            q_eps,
             place,
             tokens // batch,
             max_pages,
