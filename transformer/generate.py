@@ -62,8 +62,15 @@ EXCLUSIVE = (
     ("input", "no_stream"),
     ("system_prompt", "ignore_chat_template"),
 )
+# What a session is told by the same name.
+AS_GIVEN = ("max_tokens", "attention", "device", "dtype", "precision", "kernels", "thinking")
 # What changes nothing where nothing is drawn -> its default.
 OF_DRAWS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+# Of the statistics, what --stats adds to --json.
+DETAILS = (
+    "first_token_seconds", "steps", "step_seconds", "attention_share", "tokens_per_forward", "rows",
+    "cache_bytes",
+)  # fmt: skip
 INPUT_HELP = 'JSONL of {"prompt": ...} or {"messages": ...}; - reads standard input'
 CHUNK_HELP = f"most tokens of prompts in a forward: less memory, slower ({PREFILL_CHUNK})"
 CACHE_HELP = (
@@ -215,27 +222,16 @@ def check_streams(arguments: argparse.Namespace) -> None:
 
 def load_session(arguments: argparse.Namespace) -> Session:
     """Load what the arguments name."""
-    sampling = Sampling(
-        temperature=arguments.temp,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        repetition_penalty=arguments.repetition_penalty,
-    )
+    filters = ("top_k", "top_p", "min_p", "repetition_penalty")
+    sampling = Sampling(arguments.temp, **{name: getattr(arguments, name) for name in filters})
     paged = arguments.cache == "paged"
     check_prompt_lookup(arguments.lookup, sampling)
     session = Session.load(
         arguments.model,
+        **{name: getattr(arguments, name) for name in AS_GIVEN},
         sampling=sampling,
-        max_tokens=arguments.max_tokens,
         stop_strings=arguments.stop,
-        attention=arguments.attention,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        precision=arguments.precision,
-        kernels=arguments.kernels,
         use_template=not arguments.ignore_chat_template,
-        thinking=arguments.thinking,
         engine=EngineOptions(
             prefill_chunk=arguments.prefill_chunk,
             page_size=(arguments.page_size or PAGE_SIZE) if paged else None,
@@ -365,16 +361,8 @@ def stream(row: int, text: str) -> None:
 
 def measurements(session: Session, statistics: Statistics) -> dict[str, Any]:
     """The measurements as they are written to JSON; rates in tokens per second."""
-    details = {
-        "first_token_seconds": statistics.first_token_seconds,
-        "steps": statistics.steps,
-        "step_seconds": statistics.step_seconds,
-        "attention_share": statistics.attention_share,
-        "tokens_per_forward": statistics.tokens_per_forward,
-        "rows": statistics.rows,
-        "cache_bytes": statistics.cache_bytes,
-        "bytes_per_second": statistics.bandwidth,
-    }
+    details = {name: getattr(statistics, name) for name in DETAILS}
+    details["bytes_per_second"] = statistics.bandwidth
     return {
         "prompt_rate": statistics.prompt_rate,
         "generation_rate": statistics.generation_rate,

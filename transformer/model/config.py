@@ -6,7 +6,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families.family import FAMILIES, MULTIPLIERS, find_family
+from transformer.model.families.family import FAMILIES, MULTIPLIERS, NUMBERS, find_family
 from transformer.model.families.keys import ACTIVATIONS, read_parts, write_parts
 from transformer.model.rope import BY_LENGTH, Rope, is_positive
 
@@ -20,10 +20,7 @@ HF_KEYS = {
     "max_positions": "max_position_embeddings",
 }
 
-OPTIONAL_NUMBERS = (
-    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier",
-    "swiglu_limit",
-)  # fmt: skip
+OPTIONAL_NUMBERS = tuple(name for name in NUMBERS.values() if name not in MULTIPLIERS)
 
 EXPERT_SIZES = ("experts_per_token", "expert_size")
 

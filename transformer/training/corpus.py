@@ -24,20 +24,11 @@ from transformer.training import byte_tokenizer as bytes_
 # What a model may be taught: shares of the tasks, in per cent for each.
 MIXES = {
     "chat": {
-        "add": 18,
-        "subtract": 16,
-        "signed": 5,
-        "multiply": 8,
-        "compare": 8,
-        "sort": 11,
-        "reverse": 7,
-        "count": 7,
-        "small talk": 7,
-        "unknown": 6,
-        "beyond": 7,
+        "add": 18, "subtract": 16, "signed": 5, "multiply": 8, "compare": 8, "sort": 11,
+        "reverse": 7, "count": 7, "small talk": 7, "unknown": 6, "beyond": 7,
     },
     "countdown": {"countdown": 80, "add": 8, "subtract": 6, "multiply": 6},
-}
+}  # fmt: skip
 CONVERSATIONS = 0.08  # share of chats with more than one question
 FOLLOW_UPS = 0.6  # share of later questions that build on the answer before them
 NO_THINKING = 0.03  # share of replies that begin with an empty thought that was put there

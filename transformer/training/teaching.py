@@ -39,6 +39,7 @@ MODEL = Config(
     qk_norm=True,
 )
 IGNORED = -100
+AS_GIVEN = ("seed", "steps", "batch_tokens", "tasks", "attention", "eval_every")  # by one name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +137,10 @@ def plan(arguments: argparse.Namespace, argv: Sequence[str]) -> Teaching:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
     recipe = Teaching(
+        **{name: getattr(arguments, name) for name in AS_GIVEN},
         teacher=replace(teacher, **given),
-        seed=arguments.seed,
-        steps=arguments.steps,
-        batch_tokens=arguments.batch_tokens,
         learning_rate=arguments.lr,
-        tasks=arguments.tasks,
         model=MODEL,
-        attention=arguments.attention,
-        eval_every=arguments.eval_every,
         workers=workers,
         problems=arguments.eval_problems,
         command=shlex.join(["python", "-m", "transformer.train", *argv]),
