@@ -17,6 +17,7 @@ from transformer.generation.messages import check_messages
 from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
+from transformer.generation.stats import Statistics
 from transformer.model.files import (
     only_writer_of,
     parse_json,
@@ -27,6 +28,7 @@ from transformer.model.files import (
 )
 
 STANDARD_INPUT = Path("-")
+BATCHES = 256  # whose answers are in memory at a time
 ADDED = ("text", "finish_reason", "prompt_tokens", "generated_tokens")  # fields of an answer
 
 
@@ -155,25 +157,31 @@ def _answer_file(session: Session, arguments: argparse.Namespace, output: Path |
     answers = Answers(output, lines, run)
     if first := answers.given:
         sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
-    completions, ending, to_file = list[Completion](), "", isinstance(output, Path)
-    if first < len(prompts):
-        completions, statistics = session.answer(
-            prompts[first:],
-            row_generators(arguments.seed, len(prompts) - first, first=first),
-            on_end=lambda index, completion: answers.add(first + index, completion),
+    size, measured = BATCHES * arguments.batch_size, list[Statistics]()
+    interrupted: dict[int, Completion] = {}
+    for start in range(first, len(prompts), size):
+        some = prompts[start : start + size]
+        found, statistics = session.answer(
+            some,
+            row_generators(arguments.seed, len(some), first=start),
+            on_end=lambda index, completion, start=start: answers.add(start + index, completion),
             at_once=arguments.batch_size,
         )
-        ending = session.report(statistics)
-    if interrupted := any(c.finish_reason == "interrupted" for c in completions):
-        for index, completion in enumerate(completions, first):
-            if completion.finish_reason == "interrupted" and completion.tokens and not to_file:
-                answers.add(index, completion)
-        if to_file:
-            kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
-            sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
-    else:
+        measured.append(statistics)
+        interrupted = {i: c for i, c in enumerate(found, start) if c.finish_reason == "interrupted"}
+        if interrupted:
+            break
+    if not interrupted:
         answers.finish()
-    sys.stderr.write(ending)
+    elif isinstance(output, Path):
+        kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
+        sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
+    else:  # with the beginnings of answers
+        for index, completion in interrupted.items():
+            if completion.tokens:
+                answers.add(index, completion)
+    if measured:
+        sys.stderr.write(session.report(sum(measured[1:], measured[0])))
     return INTERRUPTED if interrupted else 0
 
 

@@ -7,7 +7,8 @@
     decoding    a step: one token for each row. The only wait is for the sampled tokens, and unless
                 somebody reads along, a GPU is given work for many steps ahead of it
 
-All others, such as `Session` and the command, call `generate` and have no loop of their own.
+All others, such as `Session` and the command, call `generate`; a long file does so part by part,
+so that not all of its answers are in memory.
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
 of its own, and a row that has finished is no longer counted, shown or stored past the longest row

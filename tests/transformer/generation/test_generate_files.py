@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.models.tiny_model import CONTEXT, expected_answer
+from transformer.generation import answers
 from transformer.generation.batch import Batch
 from transformer.model.files import only_writer_of
 
@@ -28,13 +29,13 @@ def questions(tmp_path) -> Path:
 
 def test_a_file_is_answered_as_a_ragged_batch(command, model, tokenizer, questions, tmp_path):
     code, out, err = command("--input", questions)
-    answers = [json.loads(line) for line in out.splitlines()]
+    found = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and "tokens/s" in err
-    assert [a["text"] for a in answers] == [
+    assert [a["text"] for a in found] == [
         expected_answer(model, tokenizer, question) for question in QUESTIONS
     ]
-    assert [a.get("id") for a in answers] == [0, 1, 2, 3, None]
-    assert answers[0]["prompt"] == "hi" and answers[0]["finish_reason"] == "length"
+    assert [a.get("id") for a in found] == [0, 1, 2, 3, None]
+    assert found[0]["prompt"] == "hi" and found[0]["finish_reason"] == "length"
 
     output = tmp_path / "answers.jsonl"
     code, nothing, _ = command("--input", questions, "--output", output)
@@ -42,7 +43,7 @@ def test_a_file_is_answered_as_a_ragged_batch(command, model, tokenizer, questio
     assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "questions.jsonl"]
 
 
-def test_the_batch_size_and_pages_change_no_sampled_text(command, questions, tmp_path):
+def test_the_batch_size_and_pages_change_no_sampled_text(command, questions, tmp_path, monkeypatch):
     """Places are given to the prompts that wait; the answers stand in the order of the prompts."""
     options = ["--input", questions, "--temp", 1.2, "--seed", 3, "-m", 40, "--stop", "a"]
     _, expected, _ = command(*options)
@@ -54,6 +55,8 @@ def test_the_batch_size_and_pages_change_no_sampled_text(command, questions, tmp
     output = tmp_path / "answers.jsonl"
     assert command(*options, "--output", output, attention="reference")[0] == 0
     assert output.read_text() == expected
+    monkeypatch.setattr(answers, "BATCHES", 1)  # in parts, as a long file
+    assert command(*options, attention="reference")[1] == expected
 
 
 def interrupted_in_batch(monkeypatch, number):
