@@ -291,25 +291,6 @@ def test_rows_that_have_ended_are_left_behind(tokenizer):
     assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
 
 
-def test_prompts_that_wait_are_the_next_batch(model, tokenizer):
-    """All samples of a prompt are in one batch; each answer is told as it ends."""
-    options = {"max_tokens": 12, "samples": 2, "sampling": Sampling(), "eos": (END,)}
-    expected, whole = generate(
-        model, tokenizer, PROMPTS, generators=row_generators(1, 8), **options
-    )
-    told, rows = {}, []
-    options |= {"on_end": told.__setitem__, "at_once": 5}
-    hook = model.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape))
-    found, statistics = generate(
-        model, tokenizer, PROMPTS, generators=row_generators(1, 8), **options
-    )
-    hook.remove()
-    assert [shape[0] for shape in rows if shape[1] > 1] == [2, 2]
-    assert found == expected == [told[i] for i in range(8)]
-    assert (statistics.batches, statistics.rows) == (2, 4)
-    assert statistics.generated_tokens == whole.generated_tokens
-
-
 @pytest.mark.parametrize(("arrives", "compiles", "first"), [(1, 0, 1), (0, 0, 2), (1, 1, 2)])
 def test_the_first_step_begins_while_the_first_token_is_on_its_way(
     tokenizer, monkeypatch, arrives, compiles, first

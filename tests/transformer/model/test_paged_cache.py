@@ -56,12 +56,18 @@ MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]
 
 
 @pytest.mark.parametrize(
-    "sampling, places, steps", [("greedy", None, 1), ("penalised", 3, 1), ("penalised", 2, 16)]
+    "sampling, places, steps, pages",
+    [
+        ("greedy", None, 1, 8),
+        ("penalised", 3, 1, 8),
+        ("penalised", 2, 16, 8),
+        ("sampled", 3, 1, None),
+    ],
 )
 def test_a_row_does_not_depend_on_who_had_its_place(
-    monkeypatch, model, paged_model, tokenizer, sampling, places, steps
+    monkeypatch, model, paged_model, tokenizer, sampling, places, steps, pages
 ):
-    """Places are given again, at different times, and each row says what it says in a rectangle."""
+    """Places are given again, or to the next batch; each row says what it says in one rectangle."""
     sampling = SAMPLINGS[sampling]
     expected, _ = answers(model, tokenizer, MANY, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 2
@@ -72,13 +78,14 @@ def test_a_row_does_not_depend_on_who_had_its_place(
     def show(row, text):
         shown[row] += text
 
-    options = {"engine": EngineOptions(page_size=8), "at_once": places}
+    options = {"engine": EngineOptions(page_size=pages or None), "at_once": places}
     options |= {"on_end": ended.__setitem__, "on_text": show if steps == 1 else None}
     found, statistics = answers(paged_model, tokenizer, MANY, sampling, **options)
     assert_same_answers(found, expected, 1e-4)
     assert steps > 1 or shown == [completion.text for completion in expected]
     assert [ended[row] for row in range(len(MANY))] == found
     assert statistics.rows == (places or len(MANY))
+    assert statistics.batches == (1 if pages else -(-len(MANY) // places))
     assert statistics.generated_tokens == sum(len(c.tokens) for c in expected)
     assert statistics.prompt_tokens == sum(map(len, MANY))
 

@@ -28,25 +28,16 @@ SELDOM = "tests.helpers.models.tiny_grpo:Seldom"
 CASES = {
     "plain": {},
     "all at once": {
-        "task": SELDOM,
-        "epochs": 2,
-        "beta": 0.05,
-        "scale": "batch",
-        "reduce": "grpo",
-        "clip_gradient": 0.1,
-        "dynamic_sampling": True,
-        "replay": 0.5,
-        "mask_truncated": True,
+        "task": SELDOM, "epochs": 2, "beta": 0.05, "scale": "batch", "reduce": "grpo",
+        "clip_gradient": 0.1, "dynamic_sampling": True, "replay": 0.5, "mask_truncated": True,
     },
     "replay": {"task": SELDOM, "replay": 0.5, "average": 1.0},
     "adapters": {"lora_rank": 2, "beta": 0.05, "average": 1.0, "checkpointing": True},
-}
+}  # fmt: skip
 CHAINS = ("plain", "replay", "adapters")
 LENGTH = {"steps": 2, "eval_every": 1, "eval_problems": 8, "average": 1.0}  # of the command
-ROUNDED = {
-    "bfloat16": {"dtype": "bfloat16"},
-    "bfloat16 adapters": {"dtype": "bfloat16", "lora_rank": 2},
-}
+BF16 = {"dtype": "bfloat16"}
+ROUNDED = {"bfloat16": BF16, "bfloat16 adapters": {**BF16, "lora_rank": 2}}
 
 
 class Unlucky(Seldom):

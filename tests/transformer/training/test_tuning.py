@@ -133,14 +133,10 @@ def test_other_data_is_not_gone_on_with(tempted, tmp_path):
         run(tmp_path, tempted, data="other")
 
 
+PARITY = [(f"What is {i}?", "odd" if i % 2 else "even") for i in range(40)]
 CHATS = [
-    {
-        "messages": [
-            {"role": "user", "content": f"What is {i}?"},
-            {"role": "assistant", "content": "odd" if i % 2 else "even"},
-        ]
-    }
-    for i in range(40)
+    {"messages": [{"role": "user", "content": x}, {"role": "assistant", "content": y}]}
+    for x, y in PARITY
 ]
 
 
