@@ -263,4 +263,4 @@ class Span:
             raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
         keys[self.rows, self.slots] = k
         values[self.rows, self.slots] = v
-        return self.stored(layer)
+        return keys[:, : self.stop], values[:, : self.stop]
