@@ -30,6 +30,7 @@ import torch
 from transformer.generation.command import Parser, attention_name, refuse_below, run_training
 from transformer.generation.progress import Progress
 from transformer.model.files import only_writer
+from transformer.rl.recipes import find_task
 from transformer.training import teaching, trackers
 from transformer.training.corpus import MIXES
 from transformer.training.parallel import alike, connected, own_device
@@ -143,7 +144,8 @@ def _run(argv: Sequence[str]) -> None:
         arguments = parse(argv)
         device = own_device(arguments.device)
         own = tuning.is_own(arguments)
-        recipe = tuning.plan(arguments, device) if own else teaching.plan(arguments, argv)
+        task = find_task(arguments.task) if own and arguments.task is not None else None
+        recipe = tuning.plan(arguments, device, task) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():
             trackers.check(arguments.report_to)

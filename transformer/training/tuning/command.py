@@ -10,7 +10,6 @@ import torch
 from transformer.generation.command import flag, refuse_below
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
-from transformer.rl.recipes import find_task
 from transformer.tasks.task import Task
 from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
 from transformer.training.tuning.documents import Document, Encoder, fingerprint, fitted
@@ -89,17 +88,17 @@ def check(arguments: argparse.Namespace) -> None:
     refuse_below(arguments, **least, batch_tokens=1)
 
 
-def plan(arguments: argparse.Namespace, device: torch.device) -> Tuning:
+def plan(arguments: argparse.Namespace, device: torch.device, task: Task | None) -> Tuning:
     """Read the data and decide what the arguments leave open.
 
     Args:
         arguments: checked.
         device: where to train.
+        task: that of --task.
 
     Raises:
         OSError, ValueError: data or a checkpoint that cannot be used, in a sentence.
     """
-    task = None if arguments.task is None else find_task(arguments.task)
     trained, held_out = _chats(arguments, task)  # first: bad lines are told at once
     folder = find_checkpoint(arguments.model)
     config, encoder = load_config(folder), Encoder(folder)
