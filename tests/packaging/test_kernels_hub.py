@@ -20,9 +20,10 @@ from flash_versions.integrations.hub.export import BUILD, write_kernel
 SET_UP = """
 import sys
 from pathlib import Path
-import flash_versions  # which simulates launches of any kernel, as there is no GPU
-for name in [name for name in sys.modules if name.startswith("flash_versions")]:
-    del sys.modules[name]
+import flash_versions.simulator.launch  # simulates launches of any kernel, as there is no GPU
+for name in list(sys.modules):
+    if name.startswith("flash_versions") and not name.startswith("flash_versions.simulator"):
+        del sys.modules[name]
 sys.modules["flash_versions"] = None  # importing it fails
 import torch
 """
