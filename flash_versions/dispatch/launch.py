@@ -151,8 +151,8 @@ class Plan:
         self.forms: dict[tuple, Any] = {}
 
     def absent(self, x: torch.Tensor) -> torch.Tensor | None:
-        """What stands for a tensor that a request does not have: any, x, as long as Triton needs a
-        type for it, then nothing, which a launch need not look at.
+        """The argument for a tensor that a request does not have: any tensor, x, as long as Triton
+        needs a type for it, then None, which takes a launch no time.
         """
         return None if self.forms.get(()) else x
 

@@ -42,8 +42,8 @@ def tensors_in(x: Any) -> list[torch.Tensor]:
 
 def install() -> None:
     """Let `kernel[grid](...)` simulate launches with tensors on the CPU, which Triton refuses; all
-    other launches are Triton's. Where triton is not installed, let kernels import what stands in
-    for it. Calling it again changes nothing.
+    other launches are Triton's. Where triton is not installed, let kernels import the
+    stand-in of `standin`. Calling it again changes nothing.
     """
     if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on"):
         sys.stderr.write(NEEDLESS)

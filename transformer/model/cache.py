@@ -219,7 +219,7 @@ class Span:
         slots: indexes the tokens of a row or of a page: a slice, or int64 (batch, tokens).
         positions: of the tokens in their rows: a slice, or int64 (batch, tokens).
         capacity: tokens that each row of the cache can hold.
-        stop: no row is longer with this span filled; None: nobody has to know.
+        stop: no row is longer with this span filled; None: it is not needed.
         kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
         block_table: (batch, max_pages) int32, the pages of each row; None without pages.
     """

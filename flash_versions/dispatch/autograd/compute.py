@@ -52,7 +52,7 @@ def run_differentiable(
     """The results of `run_forward`, and what of the backward can be prepared with it.
 
     Autograd runs a backward in a thread that has just woken up, on a core with neither code nor
-    data at hand: there, Python takes three times as long.
+    data at hand: there, Python takes several times as long.
     """
     if version.backward is None:  # a baseline
         return version.forward(request), None  # type: ignore[return-value]

@@ -24,6 +24,7 @@ from flash_versions.dispatch.autograd.derivatives import (
     has_tangent,
 )
 from flash_versions.dispatch.autograd.kept import backward_of, forward_of
+from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import PLACES, Fields, Request
 from flash_versions.dispatch.version import Version, differentiable
 
@@ -41,7 +42,7 @@ library.define(
 )
 NUM_FIELDS = len(Request._fields)
 DEVICES = ("cpu", "cuda")
-PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+PLAIN = {*keys.PLAIN, type(None)}
 operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
