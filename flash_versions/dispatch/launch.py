@@ -26,15 +26,13 @@ class Launcher:
 
     Args:
         kernel: of Triton or Gluon. Its parameters in do_not_specialize stay below 2^31.
-        given: the parameters about which a `Plan` does not say all, such as tensors of the caller.
-            Under one plan, no parameter in do_not_specialize is None now and then.
         options: further ones of Triton.
             launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
             gdc_wait. maxnreg: registers of a thread at the start of a program, so that more
             programs fit.
     """
 
-    def __init__(self, kernel: Any, given: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(self, kernel: Any, **options: Any) -> None:
         self.kernel, self.options = kernel, options
         self.compiled: dict[tuple, Any] = {}
         parameters = getattr(kernel, "params", ())
@@ -43,7 +41,6 @@ class Launcher:
         arguments = [(i, x) for i, x in enumerate(parameters) if not x.is_constexpr]
         self.looked_at = [i for i, x in arguments if not x.do_not_specialize]
         self.optional = [i for i, x in arguments if x.do_not_specialize]
-        self.given = [i for i, x in enumerate(parameters) if x.name in given]
 
     def __call__(
         self,
@@ -133,14 +130,14 @@ def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
 
 
 class Plan:
-    """What a class of requests has in common: everything that a kernel is compiled for.
+    """What a kind of requests has in common: everything that a kernel is compiled for.
 
     Attributes:
         launcher: of the kernel.
         config: the switches of the kernel.
         constants: the tl.constexpr parameters, in order; `values` without their names.
         boxes: how tensors are cut into boxes (`tma.Box`); what they are, the kernel's host says.
-        forms: the compiled forms of the kernel, by the kinds of its `Launcher.given` arguments.
+        form: the compiled form of the kernel, None before the first launch.
     """
 
     def __init__(
@@ -148,20 +145,17 @@ class Plan:
     ) -> None:
         self.launcher, self.config, self.constants, self.boxes = launcher, config, constants, boxes
         self.values = tuple(constants.values())
-        self.forms: dict[tuple, Any] = {}
+        self.form: Any = None
 
     def absent(self, x: torch.Tensor) -> torch.Tensor | None:
         """The argument for a tensor that a request does not have: any tensor, x, as long as Triton
         needs a type for it, then None, which takes a launch no time.
         """
-        return None if self.forms.get(()) else x
+        return x if self.form is None else None
 
     def launch(self, grid: tuple[int, ...], arguments: tuple) -> None:
         """Launch the kernel on arguments as `Launcher.__call__` takes them."""
-        given = self.launcher.given
-        key = tuple(kinds_of([arguments[i] for i in given])) if given else ()
-        form = self.forms.get(key)
-        if form is None:
-            self.forms[key] = self.launcher(grid, arguments, self.constants)
+        if self.form is None:
+            self.form = self.launcher(grid, arguments, self.constants)
         else:
-            start(form, grid, (*arguments, *self.values))
+            start(self.form, grid, (*arguments, *self.values))
