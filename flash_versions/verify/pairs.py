@@ -257,7 +257,9 @@ def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
 def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
     """How many elements of a pair were compared and how many differ, by result."""
     inputs = Inputs(pair, device)
-    alone = dict(zip(("q", "do", "k", "v"), (inputs.q, inputs.do, inputs.k, inputs.v)))
+    alone: dict[str, Any] = dict(
+        zip(("q", "do", "k", "v"), (inputs.q, inputs.do, inputs.k, inputs.v))
+    )
     alone = {name: x[None] for name, x in alone.items()} | inputs.options
     if (
         pair.layout == "documents" and pair.backward
