@@ -1,11 +1,10 @@
-"""Calls as models make them: lengths that never came, compiled calls, a GPT's step; writes JSON.
+"""Calls as models make them: lengths that never came, and compiled calls; writes JSON.
 
-    python -m tests.benchmarks.attention.models --out FILE [--only lengths compiled steps]
+    python -m tests.benchmarks.attention.models --out FILE [--only lengths compiled]
 
 "lengths": a call whose length never came before, all kernels compiled, and the same lengths again;
 the GPU is idle when each begins. "compiled": calls in a row in one function of torch.compile. Both
-are times of the host. "steps": a GPT's training step, the larger of the host's and the GPU's time.
-Contestants take turns. `--device cpu` runs small ones, to try the command.
+are times of the host. Contestants take turns. `--device cpu` runs small ones, to try the command.
 """
 
 import random
@@ -14,9 +13,7 @@ from functools import partial
 from time import perf_counter
 
 import torch
-from torch import nn
 
-from flash_versions import attention
 from flash_versions.bench.document import new_document
 from flash_versions.bench.measure import host_time, reason
 from tests.benchmarks.attention.host import allow, contestants
@@ -25,14 +22,7 @@ from tests.benchmarks.harness import in_turns, keep, now, parser
 HEADS, DIM = 8, 128  # of lengths and compiled calls, in a batch of one
 LENGTHS, NEW, WARM, TIMES = (200, 3000), 60, 40, 4
 IN_A_ROW, ROW_LENGTH = 12, 512
-# layers, width, heads, batch, length, and whether the model is compiled
-STEPS = [
-    (12, 768, 12, 8, 1024, False), (12, 768, 12, 8, 1024, True), (12, 768, 12, 1, 512, False),
-    (12, 768, 12, 1, 512, True), (8, 1024, 8, 1, 16384, True),
-]  # fmt: skip
-TINY = [(1, 64, 1, 1, 32, False)]
-VOCABULARY = 50304
-PARTS = "lengths", "compiled", "steps"
+PARTS = "lengths", "compiled"
 
 
 def chosen(packed):
@@ -135,60 +125,6 @@ def compiled_rows(device):
     return rows
 
 
-class Block(nn.Module):
-    """A layer of a GPT."""
-
-    def __init__(self, width, heads, function):
-        super().__init__()
-        self.heads, self.function = heads, function
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        heads = batch, length, 3, self.heads, width // self.heads
-        o = self.function(*self.qkv(self.norms[0](x)).view(heads).unbind(2))
-        x = x + self.out(o.reshape(x.shape))
-        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-
-
-def torch_attention(q, k, v):
-    """torch's attention, of tensors whose heads come second."""
-    given = (x.transpose(1, 2) for x in (q, k, v))
-    return nn.functional.scaled_dot_product_attention(*given, is_causal=True).transpose(1, 2)
-
-
-def steps_rows(device, layers, width, heads, batch, length, is_compiled):
-    """A row for each contestant: a training step."""
-    about = {"suite": "gpt steps", "layers": layers, "width": width, "heads": heads}
-    about |= {"batch": batch, "length": length, "compiled": is_compiled}
-    functions = {"auto": partial(attention, causal=True), "torch": torch_attention}
-    timed = {}
-    allow(None)
-    for name, function in functions.items():
-        model = nn.Sequential(
-            nn.Embedding(VOCABULARY, width),
-            *[Block(width, heads, function) for _ in range(layers)],
-            nn.Linear(width, VOCABULARY, bias=False),
-        ).to(device, torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
-        tokens = torch.randint(VOCABULARY, (batch, length), device=device)
-        called = torch.compile(model) if is_compiled else model
-
-        def step(called=called, optimizer=optimizer, tokens=tokens):
-            logits = called(tokens).flatten(0, 1).float()
-            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        for _ in range(8):  # compiled, and recorded
-            step()
-        timed[name] = partial(host_time, step, 5, wait=True)
-    found = in_turns(timed, 10 if device == "cuda" else 1)
-    return [{**about, "contestant": name, **summary(us)} for name, us in found.items()]
-
-
 def main(arguments=None):
     """Measure, and write after each part."""
     made = parser(__doc__)
@@ -200,9 +136,6 @@ def main(arguments=None):
             keep(document, options.out, lengths_rows(device, packed))
     if "compiled" in only:
         keep(document, options.out, compiled_rows(device))
-    if "steps" in only:
-        for step in STEPS if device == "cuda" else TINY:
-            keep(document, options.out, steps_rows(device, *step))
     allow(None)
 
 
