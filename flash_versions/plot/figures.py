@@ -37,6 +37,7 @@ from flash_versions.bench.results import (
     read_results,
     shapes,
 )
+from flash_versions.plot.timeline import draw_timeline, timeline_data
 from flash_versions.plot.transformer import (
     draw_generation,
     draw_products,
@@ -353,6 +354,9 @@ PLOTS = {
         "attention",
         lambda document: ablation_ratios(document, "ablation fp8", "cudnn fp8"),
         draw_ablation,
+    ),
+    "timeline": Plot(
+        "attention", lambda document: timeline_data(document.get("trace")), draw_timeline
     ),
     "roofline": Plot("attention", roofline_data, draw_roofline),
     "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),

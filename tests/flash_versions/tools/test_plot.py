@@ -8,6 +8,7 @@ import pytest
 
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
+from flash_versions.plot import timeline
 from tests.helpers.committed_results import RESULTS, of_suite, ratio, without
 
 
@@ -86,3 +87,15 @@ def test_roofline_places_points_by_their_intensity():
              if (row["version"], row["D"], row["causal"]) == ("fa2", 128, False)}  # fmt: skip
     prefill = {x: y for x, y in found if x > 10}
     assert prefill == pytest.approx({n / 2: rate for n, rate in rates.items()})
+
+
+def test_timeline_shows_a_few_tiles_and_merges_what_touches():
+    stores = [["store", 600 * tile, 600 * tile + 80] for tile in (1, 2, 3, 4)]
+    roles = {"loader": [["copy", 0, 900], ["copy", 900, 2400]], "storer": stores}
+    trace = {"what": {}, "clock_mhz": 1000.0, "programs": [{"program": 7, "roles": roles}]}
+    panels = drawn("timeline", {"trace": trace})
+    whole, close = panels.values()
+    assert whole.get_xlim() == pytest.approx((0, 1.88))  # to the end of the third store
+    low, high = close.get_xlim()
+    assert low < 0.68 < high and high - low == pytest.approx(0.188)
+    assert timeline.merged(roles["loader"]) == [("copy", 0, 2400)]

@@ -17,10 +17,10 @@ from matplotlib.patches import Patch
 
 from flash_versions.bench.results import read_results, shapes
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
+from flash_versions.plot.timeline import Interval, merged
 from lessons.pictures.pipeline.simulator import TENSOR_CORE, Durations, Task, simulate, total
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 
-Interval = tuple[str, float, float]  # state, start, end
 ROWS, KEYS = 64, 128  # of a consumer, of a block
 EXP2_PER_CYCLE = 16
 # name -> (overlap, ping_pong), and the row of the measured ablation with the same switches
@@ -247,17 +247,6 @@ def traced_window(blocks: int = 4) -> tuple[dict[str, list[Interval]], float]:
         for role, x in consumers.items()
     }
     return window, end - zero
-
-
-def merged(intervals: list[list[Any]]) -> list[Interval]:
-    """Intervals in their order, those of one state without a gap between them as one."""
-    found: list[Interval] = []
-    for state, start, end in sorted(intervals, key=lambda interval: interval[1]):
-        if found and found[-1][0] == state and found[-1][2] == start:
-            found[-1] = (state, found[-1][1], end)
-        else:
-            found.append((state, start, end))
-    return found
 
 
 @styled
