@@ -38,12 +38,7 @@ from flash_versions.bench.results import (
     shapes,
 )
 from flash_versions.plot.timeline import draw_timeline, timeline_data
-from flash_versions.plot.transformer import (
-    draw_generation,
-    draw_products,
-    generation_data,
-    products_data,
-)
+from flash_versions.plot.transformer import draw_generation, generation_data
 from flash_versions.versions.api import VERSIONS
 
 FIGURES = ROOT / "docs" / "figures"
@@ -125,29 +120,6 @@ def memory_data(document: Document) -> Panels | None:
     """Peak memory over S; the mask makes no difference to anyone's but plain PyTorch's."""
     panels = lines_over_length(document, "table", peak_memory) or {}
     return {name: lines for name, lines in panels.items() if name.endswith("full")} or None
-
-
-def roofline_data(document: Document) -> Panels | None:
-    """{head dim: {competitor: [(FLOP per byte, TFLOP/s)]}}: prefill without a mask, and decoding,
-    which reads all of K and V for one query.
-    """
-    panels: Panels = {}
-    for suite in ("decode", "table"):
-        about = document["suites"].get(suite)
-        if about and "H200" not in about["machine"]["gpu"]:
-            continue
-        for group in shapes(document, suite).values():
-            row = any_row(group)
-            if row["causal"] or (suite == "decode" and row["B"] > 1):  # the same point of the axis
-                continue
-            bytes_ = 4 * row["B"] * row["D"] * (row["M"] * row["H"] + row["N"] * row["Hkv"])
-            flops = 4 * row["B"] * row["H"] * row["M"] * row["N"] * row["D"]
-            lines = panels.setdefault(f"D={row['D']}", {})
-            for name, one in group.items():
-                if "ms_p50" in one and not name.endswith(" unsplit"):
-                    point = (flops / bytes_, flops / one["ms_p50"] / 1e9)
-                    lines.setdefault(name, []).append(point)
-    return {k: v for k, v in sorted(panels.items(), key=lambda p: int(p[0][2:])) if v} or None
 
 
 def style_of(name: str, versions: list[str]) -> dict[str, Any]:
@@ -264,39 +236,6 @@ def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
     return figure
 
 
-def draw_roofline(panels: Panels) -> Figure:
-    """A panel for each head dim, with the roofs of memory, tensor cores and exponentials."""
-    versions = list(dict.fromkeys(n for lines in panels.values() for n in lines if n not in PEERS))
-    figure, axes = grid(len(panels), 3)
-    for ax, (panel, lines) in zip(axes, panels.items()):
-        exp2 = exp2_roof(int(panel[2:]))
-        serial = 1 / (1 / TENSOR_TFLOPS + 1 / exp2)
-        least, ridge, most = 1.0, TENSOR_TFLOPS / HBM_TB_PER_S, 30000.0
-        roof = [least * HBM_TB_PER_S, TENSOR_TFLOPS, TENSOR_TFLOPS]
-        ax.plot([least, ridge, most], roof, color="black", linewidth=1, gid="roof")
-        roofs = {"tensor cores": TENSOR_TFLOPS, "exp2": exp2, "one after the other": serial}
-        for what, height in roofs.items():
-            ax.axhline(height, color="black", linewidth=0.7, linestyle=":", gid=what)
-        text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
-        ax.text(1.2, TENSOR_TFLOPS * 1.04, f"tensor cores {TENSOR_TFLOPS:.0f}", **text)
-        if exp2 > TENSOR_TFLOPS:
-            ax.text(1.2, exp2 * 1.04, f"exp2 {exp2:.0f}", **text)
-        else:
-            ax.text(14, TENSOR_TFLOPS * 1.04, "= exp2", **text)
-        ax.text(1.2, serial / 1.06, f"one after the other {serial:.0f}", **text | {"va": "top"})
-        ax.text(2, 2 * HBM_TB_PER_S * 1.5, f"HBM {HBM_TB_PER_S} TB/s", rotation=38, fontsize=7)
-        for name, points in lines.items():
-            style = style_of(name, versions) | {"linestyle": "none"}
-            ax.plot(*zip(*points), **style, gid=name, label=label(name))
-        ax.set(xscale="log", yscale="log", xlim=(least, most))
-        ax.set_xlabel("FLOP per byte of q, k, v and o")
-        ax.set_title(f"{panel} full", loc="left")
-        ax.legend(fontsize=7, frameon=False, loc="lower right")
-    axes[0].set_ylabel("TFLOP/s")
-    figure.suptitle("What the H200 allows, and what is reached", x=0.01, ha="left")
-    return figure
-
-
 def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
     """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
     ours = [name for name in curves if name != "sdpa"]
@@ -358,9 +297,7 @@ PLOTS = {
     "timeline": Plot(
         "attention", lambda document: timeline_data(document.get("trace")), draw_timeline
     ),
-    "roofline": Plot("attention", roofline_data, draw_roofline),
     "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
-    "products": Plot("transformer", products_data, draw_products),
     "generation": Plot("transformer", generation_data, draw_generation),
 }
 

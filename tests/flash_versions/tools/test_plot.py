@@ -36,17 +36,17 @@ def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     """The SVG is the same each time, without a date."""
     monkeypatch.setattr(plot, "ROOT", tmp_path)
     monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
-    monkeypatch.setattr(plot, "PLOTS", {x: plot.PLOTS[x] for x in ("products", "memory")})
+    monkeypatch.setattr(plot, "PLOTS", {x: plot.PLOTS[x] for x in ("generation", "memory")})
     monkeypatch.setattr(plot, "read_results", lambda: RESULTS)
     assert plot.main() == 0
-    products = plot.path_of("products")
-    text = products.read_text()
+    generation = plot.path_of("generation")
+    text = generation.read_text()
     assert ET.fromstring(text).tag.endswith("svg") and "<dc:date>" not in text
-    assert text == plot.svg("products", plot.PLOTS["products"].data(RESULTS))
-    lost = without(lambda row: row["suite"] != "table")
+    assert text == plot.svg("generation", plot.PLOTS["generation"].data(RESULTS))
+    lost = without(lambda row: row.get("suite") != "table")
     monkeypatch.setattr(plot, "read_results", lambda: lost)
     assert plot.main() == 0
-    assert list(plot.FIGURES.rglob("*.*")) == [products]
+    assert list(plot.FIGURES.rglob("*.*")) == [generation]
     assert "memory: nothing was measured to draw it from" in capsys.readouterr().err
 
 
@@ -78,15 +78,6 @@ def test_names_do_not_touch_and_stay_inside():
     assert all(b - a >= 0.06 - 1e-9 for a, b in zip(moved, moved[1:]))
     assert min(moved) >= -1e-9 and max(moved) <= 1 + 1e-9
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
-
-
-def test_roofline_places_points_by_their_intensity():
-    """Without a mask, S queries and keys: 4 S^2 D operations on 8 S D bytes."""
-    found = lines_of(drawn("roofline")["D=128 full"])["fa2"]
-    rates = {row["N"]: row["tflops"] for row in of_suite("table")
-             if (row["version"], row["D"], row["causal"]) == ("fa2", 128, False)}  # fmt: skip
-    prefill = {x: y for x, y in found if x > 10}
-    assert prefill == pytest.approx({n / 2: rate for n, rate in rates.items()})
 
 
 def test_timeline_shows_a_few_tiles_and_merges_what_touches():
