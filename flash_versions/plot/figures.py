@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -29,7 +28,6 @@ from flash_versions.bench.results import (
     ablation_ratios,
     any_row,
     label,
-    loss_curves,
     mask,
     names,
     rate_of,
@@ -38,8 +36,6 @@ from flash_versions.bench.results import (
     shapes,
 )
 from flash_versions.plot.timeline import draw_timeline, timeline_data
-from flash_versions.plot.transformer import draw_generation, generation_data
-from flash_versions.versions.api import VERSIONS
 
 FIGURES = ROOT / "docs" / "figures"
 
@@ -63,7 +59,6 @@ PEER_STYLES = {
 }
 # A version keeps its colour in FP8 and in order; line and marker tell the variants apart.
 VARIANT_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">"), "deterministic": (":", "d")}
-WINDOW = 10  # steps that a loss is a mean of: batches differ more than versions do
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -236,27 +231,6 @@ def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
     return figure
 
 
-def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
-    """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
-    ours = [name for name in curves if name != "sdpa"]
-    figure, axes = grid(len(ours), 2)
-    for ax, name in zip(axes, ours):
-        for one, colour in (("sdpa", "black"), (name, style_of(name, [*VERSIONS])["color"])):
-            losses = np.array(curves[one])
-            steps = WINDOW * np.arange(1, losses.shape[1] + 1)
-            low, high = losses.min(axis=0), losses.max(axis=0)
-            ax.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid=one)
-            ax.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.1, gid=one, label=one)
-        ax.set(xlabel="step", yscale="log")
-        ax.set_title(f"sdpa and {name}", loc="left")
-        ax.set_yticks([1, 2, 3, 4, 5], "12345")
-        ax.minorticks_off()
-        ax.legend(frameon=False)
-    axes[0].set_ylabel(f"loss of a token, mean of {WINDOW} steps")
-    figure.suptitle("Training from scratch: mean and range of the seeds", x=0.01, ha="left")
-    return figure
-
-
 def exp2_roof(head_dim: int) -> float:
     """TFLOP/s of attention if only the exponentials took time: one for each 4 head_dim FLOP."""
     return TENSOR_TFLOPS * EXP2_PER_TENSOR_FLOP * 4 * head_dim
@@ -297,14 +271,12 @@ PLOTS = {
     "timeline": Plot(
         "attention", lambda document: timeline_data(document.get("trace")), draw_timeline
     ),
-    "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
-    "generation": Plot("transformer", generation_data, draw_generation),
 }
 
 
-def path_of(name: str) -> Path:
+def path_of(name: str, plot: Plot) -> Path:
     """Where a figure is."""
-    return FIGURES / PLOTS[name].folder / f"{name}.svg"
+    return FIGURES / plot.folder / f"{name}.svg"
 
 
 def digest(data: Any) -> str:
@@ -312,26 +284,31 @@ def digest(data: Any) -> str:
     return f"data {hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]}"
 
 
-def svg(name: str, data: Any) -> str:
+def svg(plot: Plot, data: Any) -> str:
     """A figure as SVG: the same text for the same data and the same matplotlib."""
     with mpl.rc_context(STYLE):
-        figure = PLOTS[name].draw(data)
+        figure = plot.draw(data)
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None, "Description": digest(data)}
         figure.savefig(buffer, format="svg", metadata=metadata)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def main() -> int:
-    """Redraw all figures; one whose data were not measured is removed. Returns the exit code."""
+def draw_all(plots: dict[str, Plot]) -> None:
+    """Draw figures anew; one whose data were not measured is removed."""
     document = read_results()
-    for name, plot in PLOTS.items():
-        path, data = path_of(name), plot.data(document)
+    for name, plot in plots.items():
+        path, data = path_of(name, plot), plot.data(document)
         if data is None:
             path.unlink(missing_ok=True)
             sys.stderr.write(f"{name}: nothing was measured to draw it from\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, svg(name, data))
+            write(path, svg(plot, data))
             sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
+
+
+def main() -> int:
+    """Draw all figures of attention anew; returns the exit code."""
+    draw_all(PLOTS)
     return 0
