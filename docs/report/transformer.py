@@ -4,14 +4,10 @@ from functools import partial
 from statistics import geometric_mean
 
 from docs.report.tables import ended, markdown, pivot, provenance, rate, source
-from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     Document,
     any_row,
-    label,
     lines,
-    mask,
-    names,
     ratio,
     rows_of,
 )
@@ -64,26 +60,6 @@ def grpo_step(document: Document) -> str:
         pivot("seconds (times ours)", groups, ("ours", "TRL", "TRL-bf16"), cell, titles),
         "64 problems, 16 answers each, on one GPU.",
         source(document, "grpo step", "trl", "transformers"),
-    )
-
-
-def layer(document: Document) -> str:
-    """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
-    rows = {row["version"]: row for row in rows_of(document, "layer")}
-    everyone = names(document, "layer")
-    base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
-    median, spread = ["median"], ["fastest and slowest round"]
-    for name in everyone:
-        times, seconds = rows[name]["times"], rows[name]["seconds"]
-        median.append(compared(1e3 * seconds, name not in PEERS and 1e3 * base, inverse=True))
-        spread.append(f"{1000 * min(times):.2f}, {1000 * max(times):.2f}")
-    row, protocol = rows[everyone[0]], document["suites"]["layer"]["protocol"]
-    return ended(
-        markdown(["milliseconds (ratio to torch's best)", *map(label, everyone)], [median, spread]),
-        f"(B, S, H, D) = ({row['B']}, {row['S']}, {row['H']}, {row['D']}), {mask(row)}, bf16; "
-        f"{protocol['rounds']} rounds in which the competitors take turns, "
-        f"{protocol['steps']} calls each.",
-        source(document, "layer"),
     )
 
 
@@ -230,7 +206,6 @@ TABLES = {
     "processes": processes,
     "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
-    "layer": layer,
     "training step": training_step,
     "trainers": trainers,
     "gemm": partial(products, suite="gemm", base="cuBLAS"),

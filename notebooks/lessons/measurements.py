@@ -24,7 +24,7 @@ def measured(name: str, caption: str = "") -> None:
     """Display a figure of docs/figures, drawn from the committed results.
 
     Args:
-        name: such as "forward", "speedup", "ablation", "memory", "roofline".
+        name: such as "forward", "speedup", "ablation", "memory".
         caption: what there is to see.
 
     Raises:

@@ -71,15 +71,8 @@ def test_who_serves_a_call_on_blackwell():
 
 def softmax_loops(kernel: Compiled) -> list[dict[str, int]]:
     """The opcodes of the innermost loops with many exponentials."""
-    instructions, labels = sass.parse(kernel.sass)
-    bodies = sass.loops(sass.control_flow(instructions, labels))
-    opcodes = {
-        head: sass.HotLoop(tuple(instructions[i] for i in sorted(body))).opcodes
-        for head, body in bodies.items()
-    }
-    many = {head for head, found in opcodes.items() if found["MUFU"] > 32}
-    inner = [head for head in sorted(many) if not (many - {head}) & bodies[head]]
-    return [dict(opcodes[head]) for head in inner]
+    loops = sass.innermost_loops(kernel.sass, lambda loop: loop.opcodes["MUFU"] > 32)
+    return [dict(loop.opcodes) for loop in loops]
 
 
 def rows() -> dict:

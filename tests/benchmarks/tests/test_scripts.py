@@ -159,11 +159,19 @@ def test_processes_that_check(monkeypatch, capsys):
     assert "no time was left after 0 s" in harness.attempt({}, dict, 0)["reason"]
 
 
-def test_ratios_are_of_tokens_per_second():
-    one, two = {"step_tokens_per_second": 100.0}, {"step_tokens_per_second": 190.0}
-    alone, many, lost = parallel.speed("GRPO", {1: one, 2: two, 4: {"reason": "no time was left"}})
-    assert (many["step_ratio"], many["gpus"]) == (1.9, 2)
-    assert "step_ratio" not in alone and "step_ratio" not in lost
+def test_a_row_takes_the_place_of_an_earlier_one(tmp_path):
+    """Unless it failed."""
+    document, out = {"rows": [{"x": 1, "ms": 5.0}, {"x": 2, "reason": "lost"}]}, tmp_path / "x.json"
+    harness.keep(document, out, [{"x": 1, "ms": 4.0}, {"x": 3, "ms": 1.0}], place=("x",))
+    harness.keep(document, out, [{"x": 1, "reason": "lost"}, {"x": 2, "ms": 2.0}], place=("x",))
+    rows = json.loads(out.read_text())["rows"]
+    assert rows == [{"x": 1, "ms": 4.0}, {"x": 2, "ms": 2.0}, {"x": 3, "ms": 1.0}]
+
+
+def test_training_in_processes(written):
+    [row] = written(parallel, "--tiny", "--what", "supervised, 0.4 B")
+    each = [tokens / seconds for tokens, seconds in zip(row["tokens"], row["step_seconds"])]
+    assert row["gpus"] == 1 and min(each) <= row["step_tokens_per_second"] <= max(each)
 
 
 def test_a_training_step(written, monkeypatch):

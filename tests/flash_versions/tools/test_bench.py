@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import types
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,7 +30,7 @@ def laboratory(monkeypatch, tmp_path):
     state.path = tmp_path / "new" / "results.json"
     state.mark = bench.Mark(tmp_path / "running")
 
-    def fake_measure(suite, shape, rounds, mark, lost, telemetry):
+    def fake_measure(suite, shape, rounds, mark, lost):
         if state.stop_after is not None and len(state.measured) >= state.stop_after:
             raise KeyboardInterrupt
         state.measured.append((suite, shape.N))
@@ -53,7 +52,6 @@ def laboratory(monkeypatch, tmp_path):
     for room, name, fake in (
         (bench, "SUITES", {"table": SHAPES, "seeds": SHAPES[:1]}),
         (bench, "measure", fake_measure),
-        (bench, "Telemetry", nullcontext),
         (bench, "copy_bandwidth", lambda rounds: 4.0),
         (bench, "competitors", competing),
         (document, "machine", lambda device: {"gpu": "invented"}),

@@ -116,17 +116,6 @@ def test_competitors_take_turns_with_a_cold_cache(clock):
     assert waited == called
 
 
-class FakeTelemetry(measure.Telemetry):
-    """Two samples before the timing, then three, one of a GPU that does not tell its power."""
-
-    asked = 0
-
-    def text(self):
-        self.asked += 1
-        before = "210, 70.10\n1980, 100.00\n"
-        return before + "1500, 500.00\n1700, [N/A]\n1900, 701.00\n" * (self.asked > 1)
-
-
 def one_of(name, error=None, factor=1):
     """A competitor that returns a multiple of q, or fails."""
 
@@ -167,10 +156,8 @@ def test_rows_of_a_shape(faked):
         one_of("hung"),
     ]
     marked = []
-    samples = FakeTelemetry()
-    rows = measure.measure(
-        "table", SMALL, 10, lambda name, reason=None: marked.append(name), {"hung": "hung"}, samples
-    )
+    mark = lambda name, reason=None: marked.append(name)  # noqa: E731
+    rows = measure.measure("table", SMALL, 10, mark, {"hung": "hung"})
     found = {row["version"]: row for row in rows}
     assert list(found) == [one.name for one in faked.competitors]
     assert found["wrong"]["reason"] == "wrong output: o"
@@ -182,7 +169,7 @@ def test_rows_of_a_shape(faked):
     assert (good["ms_p20"], good["ms_p50"], good["ms_p80"]) == pytest.approx((1.0, 2.0, 50.0))
     assert good["rounds"] == 10
     assert good["tflops"] == pytest.approx(SMALL.flops() / 2e-3 / 1e12)
-    assert (good["peak_mib"], good["sm_mhz"], good["watts"]) == (7.0, 1700.0, 600.5)
+    assert good["peak_mib"] == 7.0
     assert set(marked) == set(found)
 
 

@@ -6,16 +6,19 @@ from statistics import geometric_mean
 import matplotlib as mpl
 import pytest
 
+from docs.report.figures import FIGURES
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
 from flash_versions.plot import timeline
 from tests.helpers.committed_results import RESULTS, of_suite, ratio, without
 
+ALL = plot.PLOTS | FIGURES
+
 
 def drawn(name, source=RESULTS):
     """{panel title: axes} of a figure."""
     with mpl.rc_context(plot.STYLE):
-        figure = plot.PLOTS[name].draw(plot.PLOTS[name].data(source))
+        figure = ALL[name].draw(ALL[name].data(source))
     return {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
 
 
@@ -24,29 +27,29 @@ def lines_of(ax):
     return {line.get_gid(): list(zip(*line.get_data())) for line in ax.lines}
 
 
-@pytest.mark.parametrize("name", plot.PLOTS)
+@pytest.mark.parametrize("name", ALL)
 def test_committed_figures_are_of_the_committed_results(name):
-    """Else: python -m flash_versions.plot."""
-    data = plot.PLOTS[name].data(RESULTS)
-    assert plot.digest(data) in plot.path_of(name).read_text()
-    assert plot.PLOTS[name].data(RESULTS | {"rows": [], "trace": None}) is None
+    """Else: make plot."""
+    data = ALL[name].data(RESULTS)
+    assert plot.digest(data) in plot.path_of(name, ALL[name]).read_text()
+    assert ALL[name].data(RESULTS | {"rows": [], "trace": None}) is None
 
 
 def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     """The SVG is the same each time, without a date."""
     monkeypatch.setattr(plot, "ROOT", tmp_path)
     monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
-    monkeypatch.setattr(plot, "PLOTS", {x: plot.PLOTS[x] for x in ("products", "memory")})
+    monkeypatch.setattr(plot, "PLOTS", {x: ALL[x] for x in ("generation", "memory")})
     monkeypatch.setattr(plot, "read_results", lambda: RESULTS)
     assert plot.main() == 0
-    products = plot.path_of("products")
-    text = products.read_text()
+    generation = plot.path_of("generation", ALL["generation"])
+    text = generation.read_text()
     assert ET.fromstring(text).tag.endswith("svg") and "<dc:date>" not in text
-    assert text == plot.svg("products", plot.PLOTS["products"].data(RESULTS))
-    lost = without(lambda row: row["suite"] != "table")
+    assert text == plot.svg(ALL["generation"], ALL["generation"].data(RESULTS))
+    lost = without(lambda row: row.get("suite") != "table")
     monkeypatch.setattr(plot, "read_results", lambda: lost)
     assert plot.main() == 0
-    assert list(plot.FIGURES.rglob("*.*")) == [products]
+    assert list(plot.FIGURES.rglob("*.*")) == [generation]
     assert "memory: nothing was measured to draw it from" in capsys.readouterr().err
 
 
@@ -78,15 +81,6 @@ def test_names_do_not_touch_and_stay_inside():
     assert all(b - a >= 0.06 - 1e-9 for a, b in zip(moved, moved[1:]))
     assert min(moved) >= -1e-9 and max(moved) <= 1 + 1e-9
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
-
-
-def test_roofline_places_points_by_their_intensity():
-    """Without a mask, S queries and keys: 4 S^2 D operations on 8 S D bytes."""
-    found = lines_of(drawn("roofline")["D=128 full"])["fa2"]
-    rates = {row["N"]: row["tflops"] for row in of_suite("table")
-             if (row["version"], row["D"], row["causal"]) == ("fa2", 128, False)}  # fmt: skip
-    prefill = {x: y for x, y in found if x > 10}
-    assert prefill == pytest.approx({n / 2: rate for n, rate in rates.items()})
 
 
 def test_timeline_shows_a_few_tiles_and_merges_what_touches():

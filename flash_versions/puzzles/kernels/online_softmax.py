@@ -72,8 +72,3 @@ def cases():
         ),
         "a row that begins with -inf, and one with nothing else": (hidden,),
     }
-
-
-def reads(x):
-    """Elements that may be loaded."""
-    return {"x": x.numel()}

@@ -62,8 +62,3 @@ def cases():
         "scores of 300": (300 * torch.randn(4, 16),),
         "a row of -inf": (hidden,),
     }
-
-
-def reads(x):
-    """Elements that may be loaded."""
-    return {"x": x.numel()}

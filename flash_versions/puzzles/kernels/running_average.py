@@ -84,8 +84,3 @@ def cases():
             torch.randn(40, 16),
         ),
     }
-
-
-def reads(s, v):
-    """Elements that may be loaded: each program needs all of v."""
-    return {"s": s.numel(), "v": v.numel() * triton.cdiv(s.shape[0], 16)}

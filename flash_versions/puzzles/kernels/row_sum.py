@@ -55,8 +55,3 @@ TILE = 256
 def cases():
     """Inputs by what is special about them."""
     return {f"{m} x {n}": (torch.randn(m, n),) for m, n in ((16, 32), (16, 40), (19, 5))}
-
-
-def reads(x):
-    """Elements that may be loaded."""
-    return {"x": x.numel()}

@@ -62,8 +62,3 @@ def cases():
         "19 x 35": (torch.randn(19, 35), torch.randn(19)),
         "7 x 20, columns of a matrix with 50": (torch.randn(7, 50)[:, :20], torch.randn(7)),
     }
-
-
-def reads(x, w):
-    """Elements that may be loaded; each program of a row of tiles needs the row's w."""
-    return {"x": x.numel(), "w": len(w) * triton.cdiv(x.shape[1], 16)}

@@ -52,8 +52,3 @@ TILE = 256
 def cases():
     """Inputs by what is special about them."""
     return {f"{m} x {n}": (torch.randn(m, n),) for m, n in ((16, 16), (32, 16), (21, 40))}
-
-
-def reads(x):
-    """Elements that may be loaded."""
-    return {"x": x.numel()}

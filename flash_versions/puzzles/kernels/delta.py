@@ -60,8 +60,3 @@ def cases():
             300 * torch.randn(20, 16).half(),
         ),
     }
-
-
-def reads(o, do):
-    """Elements that may be loaded."""
-    return {"o": o.numel(), "do": do.numel()}

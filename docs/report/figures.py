@@ -1,15 +1,17 @@
-"""Figures of the transformer's own kernels and of its generation, from measured results."""
+"""Figures of the transformer: the losses of training, and generation."""
 
+import statistics
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from flash_versions.bench.results import Document, any_row, lines, rate_of, ratio, rows_of
+from flash_versions import VERSIONS
+from flash_versions.bench.results import Document, rows_of
+from flash_versions.plot.figures import Plot, grid, style_of
 
-# Suite -> what its products are held against, and how a figure calls it.
-PRODUCTS = {"gemm": ("cuBLAS", "a product"), "norm gemm": ("cuBLAS alone", "a norm and a product")}
-OURS, OTHERS = "#D55E00", "#666666"  # Okabe and Ito's vermilion, and grey
+WINDOW = 10  # steps that a loss is a mean of: batches differ more than versions do
 MARKERS = "osD^vP"  # of models, as COLOURS
 COLOURS = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
 STYLES: dict[str, Any] = {  # of who generates
@@ -18,43 +20,6 @@ STYLES: dict[str, Any] = {  # of who generates
     "transformers compiled": ":",
     "torch compiled": "-.",
 }
-
-
-def products_data(document: Document) -> dict[str, dict[str, dict[str, float]]] | None:
-    """{suite: {shape: {who: rate over the library's}}}; None if nothing was measured."""
-    panels: dict[str, dict[str, dict[str, float]]] = {}
-    for suite, (base, _) in PRODUCTS.items():
-        for shape, group in lines(document, suite, "shape").items():
-            ratios = {x: times for x in group if x != base and (times := ratio(group, x, base))}
-            if rate_of(group, base):
-                name = "{}\n{M} x {K} x {N}".format(shape, **any_row(group))
-                panels.setdefault(suite, {})[name] = ratios
-    return panels or None
-
-
-def draw_products(panels: dict[str, dict[str, dict[str, float]]]) -> Figure:
-    """A panel for each suite: bars of the ratio for each shape, and a line at the library's."""
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
-    for ax, (suite, shapes) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
-    ):
-        everyone = [*dict.fromkeys(who for ratios in shapes.values() for who in ratios)]
-        height = 0.8 / len(everyone)
-        for number, who in enumerate(everyone):
-            places = [at + (number + 0.5) * height - 0.4 for at in range(len(shapes))]
-            ratios = [found.get(who, 0.0) for found in shapes.values()]
-            colour = OURS if who.startswith("ours") else OTHERS
-            bars = ax.barh(places, ratios, height * 0.9, color=colour, label=who)
-            ax.bar_label(bars, [f"{x:.2f}" if x else "" for x in ratios], padding=2, fontsize=7)
-        ax.axvline(1, color="black", linewidth=0.8)
-        ax.set_yticks(range(len(shapes)), shapes, fontsize=7)
-        ax.invert_yaxis()
-        ax.set(xlabel=f"speed, {PRODUCTS[suite][0]} = 1", xlim=(0, 1.25))
-        ax.set_title(PRODUCTS[suite][1], loc="left")
-        ax.legend(
-            frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
-        )
-    return figure
 
 
 def generation_data(document: Document) -> dict[str, Any] | None:
@@ -98,6 +63,43 @@ def draw_generation(found: dict[str, Any]) -> Figure:
         Line2D([], [], color=colour, marker=marker, label=case)
         for case, colour, marker in zip(found, COLOURS, MARKERS)
     ]
-    whose = [Line2D([], [], color=OTHERS, linestyle=x, label=who) for who, x in STYLES.items()]
+    whose = [Line2D([], [], color="#666666", linestyle=x, label=who) for who, x in STYLES.items()]
     figure.legend(handles=models + whose, loc="outside right center", frameon=False, fontsize=8)
     return figure
+
+
+def loss_curves(document: Document, window: int) -> dict[str, list[list[float]]] | None:
+    """{version: [losses of each seed]}, a mean for each `window` steps; None if not measured."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows_of(document, "training curve"):
+        losses, starts = row["losses"], range(0, len(row["losses"]), window)
+        means = [statistics.fmean(losses[start : start + window]) for start in starts]
+        found.setdefault(row["version"], []).append(means)
+    return found or None
+
+
+def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
+    """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
+    ours = [name for name in curves if name != "sdpa"]
+    figure, axes = grid(len(ours), 2)
+    for ax, name in zip(axes, ours):
+        for one, colour in (("sdpa", "black"), (name, style_of(name, [*VERSIONS])["color"])):
+            losses = np.array(curves[one])
+            steps = WINDOW * np.arange(1, losses.shape[1] + 1)
+            low, high = losses.min(axis=0), losses.max(axis=0)
+            ax.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid=one)
+            ax.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.1, gid=one, label=one)
+        ax.set(xlabel="step", yscale="log")
+        ax.set_title(f"sdpa and {name}", loc="left")
+        ax.set_yticks([1, 2, 3, 4, 5], "12345")
+        ax.minorticks_off()
+        ax.legend(frameon=False)
+    axes[0].set_ylabel(f"loss of a token, mean of {WINDOW} steps")
+    figure.suptitle("Training from scratch: mean and range of the seeds", x=0.01, ha="left")
+    return figure
+
+
+FIGURES = {
+    "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
+    "generation": Plot("transformer", generation_data, draw_generation),
+}

@@ -51,8 +51,3 @@ TILE = 16
 def cases():
     """Inputs by what is special about them."""
     return {f"{n} elements, blocks of 16": (torch.randn(n),) for n in (32, 1, 37)}
-
-
-def reads(x):
-    """Elements that may be loaded."""
-    return {"x": len(x)}

@@ -86,9 +86,3 @@ def cases():
         "large scores": qkv(16, 48, 16, 30.0),
         "scores of 250 and 125, of other queries -250 and -125": (q, k, torch.randn(48, 16)),
     }
-
-
-def reads(q, k, v):
-    """Elements that may be loaded: each program needs all of k and v, and its queries once."""
-    programs = triton.cdiv(q.shape[0], 16)
-    return {"q": q.numel(), "k": k.numel() * programs, "v": v.numel() * programs}
