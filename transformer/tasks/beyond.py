@@ -114,7 +114,11 @@ def _below(rng: Random) -> str:
 
 def _missing(rng: Random) -> str:
     """A question that lacks an operand."""
-    section = rng.choice(("add", "subtract", "multiply", "compare", "sort"))
+    section = rng.choice(("add", "subtract", "multiply", "compare", "sort", "words"))
+    if section == "words":
+        # Not dressed: "please" may be the word.
+        pattern = expand(rng, rng.choice(PATTERNS[rng.choice(("reverse", "letters"))]))
+        return pattern.replace("{word}", "").replace("  ", " ").strip()
     if section == "sort":
         numbers = rng.choice(("", "", "?", "...", _short(rng)))
         return say(rng, SORT[rng.choice(tuple(SORT))], numbers=numbers).replace("  ", " ")
@@ -143,12 +147,14 @@ def _other_sort(rng: Random) -> str:
 def _filled(rng: Random, section: str) -> str:
     """A sentence of a section, each slot filled in by itself."""
     pattern = expand(rng, rng.choice(BEYOND[section]))
+    spelled = section == "chains" and rng.random() < 0.1
     operands: dict[str, object] = {}
     for i in range(pattern.count("{")):
         before, _, rest = pattern.partition("{")
         name, _, after = rest.partition("}")
         pattern = f"{before}<{i}>{after}"
-        operands[str(i)] = _SLOTS[name](rng)
+        value = _SLOTS[name](rng)
+        operands[str(i)] = in_words(rng, value) if spelled and isinstance(value, int) else value
     for i in range(len(operands)):
         pattern = pattern.replace(f"<{i}>", "{" + str(i) + "}")
     return say(rng, (pattern,), **operands)
