@@ -50,6 +50,7 @@ TALK = {
     "who": ("identity", "help"),
     "able": ("help", "identity"),
     "thanks": ("thanks",),
+    "ok": ("agreement", "thanks"),
     "bye": ("goodbye",),
     "how": ("how are you", "greeting"),
     "opener": ("greeting", "how are you"),
