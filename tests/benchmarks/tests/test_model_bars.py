@@ -46,6 +46,24 @@ def test_a_phrasing_has_its_truth():
         assert problem.reward(worked("", f"{answer}1")) == problem.reward(answer) == 0, text
 
 
+def test_a_question_of_people_has_its_truth():
+    """The truth alone is right; what is to be declined, is."""
+    lines = (ASKED / "people.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 160
+    for line, problem in zip(lines, LISTS["asked: people"], strict=True):
+        kind, truth, text = line.split("\t")
+        assert problem.question == text
+        if kind == "no":
+            assert (
+                problem.reward(REPLIES["beyond"][0]) == 1 and problem.reward(worked("", "7")) == 0
+            )
+            continue
+        if truth:
+            answer = str(eval(truth)) if kind in ("sum", "diff", "prod") else truth
+            assert problem.reward(worked("", answer)) == 1, text
+        assert problem.reward(REPLIES["beyond"][0]) == problem.reward(worked("", "1.5")) == 0, text
+
+
 def test_an_opener_is_greeted():
     for problem in LISTS["asked: openers"]:
         assert problem.reward(REPLIES["greeting"][0]) == 1
