@@ -33,16 +33,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flash_versions
-from transformer.model import fused
+from transformer.model import exact, fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
-from transformer.model.experts import Experts, in_one_product
+from transformer.model.experts import Experts, MixtureOfExperts, in_one_product
 from transformer.model.kernels.host import choose_version, make_request
-from transformer.model.layers import TORCH, Decoder
+from transformer.model.layers import EXACT, TORCH, Decoder, RMSNorm, gated_by
 from transformer.model.paged_cache import PagedKVCache
 
 INIT_STD = 0.02
-KERNELS = ("auto", "torch", "fused")
+KERNELS = ("auto", "torch", "fused", "exact")
 
 
 class Transformer(nn.Module):
@@ -55,10 +55,13 @@ class Transformer(nn.Module):
             Some models also ask for a window or a softcap: see `Config.attention_options`.
         kernels: what computes norms and products. "torch": torch's operations, one by one. "fused":
             kernels that fuse them (see `transformer.model.fused`), wherever there are some. "auto":
-            these on a GPU for a decoding step; elsewhere torch's.
+            these on a GPU for a decoding step; elsewhere torch's. "exact": the bits of a token's
+            logits depend on the tokens before it only, see `transformer.model.exact`; the attention
+            has to be batch-invariant (`exact.attention_of`).
 
     Raises:
-        ValueError: kernels has another value, or a model of this shape has no fused ones.
+        ValueError: kernels has another value, a model of this shape has no fused ones, or this
+            machine no exact ones.
     """
 
     def __init__(
@@ -77,6 +80,16 @@ class Transformer(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
         self.products = fused.FusedProducts() if kernels == "fused" else TORCH
+        if kernels == "exact":
+            self._make_exact()
+
+    def _make_exact(self) -> None:
+        self.products = EXACT
+        for module in self.modules():
+            if isinstance(module, RMSNorm | MixtureOfExperts):
+                module.exact = True
+            if hasattr(module, "gated"):
+                module.gated = gated_by(self.config, exactly=True)
 
     def forward(
         self,
@@ -120,7 +133,8 @@ class Transformer(nn.Module):
         if wanted is not None:
             x = x[wanted]
         tied, softcap = self.config.tied_embeddings, self.config.logits_softcap
-        logits = F.linear(x, self.model.embed_tokens.weight) if tied else self.lm_head(x)
+        head = self.model.embed_tokens.weight if tied else self.lm_head.weight
+        logits = (exact.linear if self.kernels == "exact" else F.linear)(x, head)
         if self.config.logits_scaling != 1:
             logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -129,6 +143,8 @@ class Transformer(nn.Module):
     def waits_for_device(self) -> bool:
         """Whether a forward on a GPU reads values back from it, which a CUDA graph cannot."""
         experts = [module for module in self.modules() if isinstance(module, Experts)]
+        if self.kernels == "exact" and experts:
+            return True
         return not all(
             in_one_product(x.gate_up_proj) and in_one_product(x.down_proj) for x in experts
         )
@@ -137,7 +153,7 @@ class Transformer(nn.Module):
         self, tokens: Tensor, cache: KVCache | PagedKVCache, padding: Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
-        asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
+        asked = self.kernels == "fused" or (self.kernels in ("auto", "exact") and exact.by_kernels(tokens))
         return (
             asked
             and fused.unsupported(self.config) is None

@@ -264,7 +264,7 @@ class FusedProducts(Products):
         """As in `Products`, with norm and silu inside the product."""
         gate, up = mlp.gate_up
         biased = gate.bias is not None or not plain(gate, up)
-        if biased or mlp.activation is not F.silu or isinstance(norm, nn.Identity):
+        if biased or mlp.activation != "silu" or isinstance(norm, nn.Identity):
             return super().gate(x, norm, mlp)
         weights = None
         if not torch.is_grad_enabled():
@@ -272,8 +272,8 @@ class FusedProducts(Products):
             weights = halves[0], halves[1]
         return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
 
-    def last(self, x: Tensor, layer: nn.Linear) -> Tensor:
+    def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
         """As in `Products`."""
         if not plain(layer):
-            return super().last(x, layer)
-        return gemm.linear(x, layer.weight, layer.bias)
+            return super().last(x, layer, residual)
+        return gemm.linear(x, layer.weight, layer.bias, residual=residual)

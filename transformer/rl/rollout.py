@@ -26,7 +26,7 @@ from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
 from transformer.tasks.verifiers import RewardError, as_reward
-from transformer.training.logprobs import token_logprobs
+from transformer.model.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
