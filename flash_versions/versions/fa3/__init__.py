@@ -44,6 +44,8 @@ def choose_among(
     not reach and for decoding, which waits for memory, unless the kernel for decoding on Hopper is
     faster; the one for Hopper; the portable one.
     """
+    if request.batch_invariant:
+        return fa2_forward.forward
     if forward.left_to_gathering(request):
         return decode_hopper.forward if decode_hopper.serves(request) else fa2_forward.forward
     return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)
@@ -62,7 +64,8 @@ def plan_hopper(request: Request) -> Forward:
 
 def kind_of(request: Request) -> tuple | None:
     """See `Version`: that of a request that descriptors can address, on Hopper."""
-    if request.precision is not None or forward.left_to_gathering(request, splits=False):
+    exact = request.batch_invariant
+    if exact or request.precision or forward.left_to_gathering(request, splits=False):
         return None
     return forward_hopper.kind_of(request)
 
@@ -74,7 +77,7 @@ def kind_of_forward(request: Request) -> tuple | None:
 
 def choose_backward(request: Request) -> Backward:
     """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
-    if gradients_left(request):
+    if request.batch_invariant or gradients_left(request):
         return fa2_backward.backward
     return backward_hopper.Gradients(request, default_backward(request))
 
@@ -143,5 +146,6 @@ VERSION = Version(
     kind_of=kind_of,
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
+    inexact=None,
     fp8_variants=ablation.FP8_VARIANTS,
 )
