@@ -26,6 +26,7 @@ from transformer.generation.sampling import Sampling, sample, token_mask
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.decode.sample import Draws, Record, sample_into
+from transformer.model.kernels.logprobs import logprobs_of
 from transformer.model.paged_cache import PagedKVCache
 
 Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
@@ -223,6 +224,10 @@ class Decoding:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
             sample_into(logits, record, draws, self._banned)
+            if draws is not None and self.model.kernels == "exact":  # by the trainer's kernel
+                given = (self.newest[:, 0], draws.temperature, self._banned)
+                scores = logprobs_of(logits.contiguous(), *given)[0]
+                self._scores.scatter_(1, self._column - 1, scores[:, None])
             return
         uniform = None
         if self._numbers is not None:

@@ -102,6 +102,12 @@ def generate(
     if kept is not None and (len(prompts), samples) != (1, 1):
         raise ValueError(f"a conversation continues with one answer, not {len(prompts) * samples}")
     check_prompt_lookup(engine.prompt_lookup, sampling)
+    trained, longest = model.config.trained_positions, max(map(len, prompts)) + max_tokens
+    if model.kernels == "exact" and trained < min(longest, model.config.max_positions):
+        raise ValueError(
+            f"exact answers end at {trained} tokens, beyond which the rotary embedding of this model"
+            f" depends on the longest text of a batch; prompt and max_tokens may be {longest}"
+        )
     limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
     rows = [
         Row(samples * i + n, prompt, limit, tokenizer, eos, stop_strings)

@@ -212,6 +212,8 @@ def choose_attention(
     precision: str | None = None,
     paged: bool = False,
     simulated: bool = True,
+    exactly: bool = False,
+    shared: bool = False,
 ) -> tuple[str, list[str]]:
     """The version that will run in all layers of a model, and notes on the choice.
 
@@ -226,11 +228,22 @@ def choose_attention(
         precision: that of attention.
         paged: whether keys and values lie in pages.
         simulated: whether "auto" may be a version that is simulated, as all are on a CPU.
+        exactly: whether it has to be batch-invariant.
+        shared: whether sequences with a shared prompt are one, by an interval mask.
 
     Raises:
         ValueError: it cannot run, in one sentence.
         OSError: there is no such file.
     """
+    if exactly and (name == exact.BLOCKS or (name == "auto" and not simulated)):
+        if device.type == "cpu" and precision is None:
+            return exact.BLOCKS, []
+    if exactly and name in flash_versions.BASELINES:
+        other = "" if device.type == "cuda" else f" or {exact.BLOCKS!r}"
+        raise ValueError(
+            f"attention {name!r} is not exact: its sums follow the shape of the batch; use 'auto'"
+            f"{other}"
+        )
     if name.endswith(".py"):
         flash_versions.load_version(name)
     # What each kind of layer asks for in a decoding step, as a small request.
@@ -242,7 +255,10 @@ def choose_attention(
         "block_table": torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None,
         "precision": precision,
         "sink": q[0, 0, :, 0].contiguous() if config.sinks else None,
+        "batch_invariant": exactly,
     }
+    if shared:
+        common |= {"query_ends": common.pop("kv_lengths")}
     kinds: list[dict] = []
     for layer in range(config.num_layers):
         if (options := config.attention_options(layer)) not in kinds:
@@ -259,7 +275,8 @@ def choose_attention(
             refused = refused or error
     if refused is not None and (name != "auto" or precision is not None):
         raise refused
-    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
+    baselines = (("sdpa", "torch's own"), ("reference", "PyTorch written out"))
+    for version, what in baselines if not exactly else ():
         if version == "reference" and device.type == "cuda":
             break  # it waits for the device, which a captured step cannot
         try:

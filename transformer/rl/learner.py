@@ -4,6 +4,7 @@ The gradient is summed over micro-batches, and its norm is clipped.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -190,10 +191,12 @@ class Learner:
             return self._logprobs(batch)[0]
 
     def _check_gap(self, gap: float, step: int) -> None:
-        if self.dtype == torch.float32 and not gap <= GAP:
+        most = 0.0 if self.settings.exact else GAP if self.dtype == torch.float32 else math.inf
+        if not gap <= most:
+            what = "with --exact" if self.settings.exact else "in float32"
             raise ValueError(
                 f"the sampler's and the trainer's log-probabilities of a token differ by {gap:.2g}"
-                f" at step {step}, more than {GAP} in float32: they do not compute the same"
+                f" at step {step}, more than {most:g} {what}: they do not compute the same"
                 " distribution, and training on would be wrong"
             )
 

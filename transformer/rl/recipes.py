@@ -74,6 +74,7 @@ class Settings:
     stop_on_collapse: bool = setting(
         True, "stop when the held-out reward falls by a fifth of its range"
     )
+    exact: bool = setting(False, "the sampler's log-probabilities are the trainer's to the bit")
     attention: str = setting("auto", "a version of attention, or mine.py, in rollouts and training")
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
@@ -112,6 +113,11 @@ class Settings:
             raise ValueError("--eval-data needs --data")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"--dtype {self.dtype} is unknown; auto, float32 and bfloat16 work")
+        if self.exact and self.lora_rank:
+            raise ValueError(
+                "--exact is not possible with --lora-rank: the sampler has the adapters merged into"
+                " its weights, which rounds differently"
+            )
         self.loss()
 
     def loss(self) -> Loss:

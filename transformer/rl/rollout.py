@@ -8,19 +8,18 @@ samples from one distribution and trains another goes wrong without a sign.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import flash_versions
 from transformer.generation.chat import Tokenizer, load_template
 from transformer.generation.engine import Completion, check_prompt, generate
 from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Transformer
+from transformer.model.exact import attention_of
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
@@ -53,8 +52,10 @@ class Policy:
     banned: tuple[int, ...]
 
     @classmethod
-    def load(cls, folder: Path, attention: str, device: torch.device) -> "Policy":
-        """Load a checkpoint in fp32.
+    def load(
+        cls, folder: Path, attention: str, device: torch.device, exact: bool = False
+    ) -> "Policy":
+        """Load a checkpoint in fp32; exact: see `transformer.model.exact`.
 
         Raises:
             FileNotFoundError: there is no checkpoint, or it has no tokenizer.
@@ -65,8 +66,9 @@ class Policy:
         if not eos:
             raise ValueError(f"{folder} names no end-of-sequence token, so no completion would end")
         # A run that is taken up again ends in the same bits: also its gradients must have them.
-        attend = partial(flash_versions.attention, version=attention, deterministic=True)
-        model = load_model(folder, attend, device, torch.float32)
+        attend = attention_of(attention, exact, deterministic=True)
+        kernels = "exact" if exact else "auto"
+        model = load_model(folder, attend, device, torch.float32, kernels)
         reserved = (text for text in tokenizer.control_tokens if "reserved" in text)
         unwanted = (tokenizer.special_tokens.get("pad_token", ""), *reserved)
         ids = {token for text in unwanted if (token := tokenizer.token_id(text)) is not None}
