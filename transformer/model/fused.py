@@ -15,6 +15,9 @@ With more rows cuBLAS does the products, and a layer is about ten. Either way it
 `Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
 bf16 the results differ in their last bits.
 
+With kernels="exact" they do not: the norms, products and activations of a layer are those of
+`Transformer.forward`, and a layer is about twelve kernels, whatever the number of tokens.
+
 Weights that are read together lie together: `joined` moves them once, in place, so the model's
 parameters become parts of a larger tensor. There is no second copy and no state but theirs.
 
@@ -34,6 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer.model import exact
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.families.family import MULTIPLIERS
@@ -56,6 +60,7 @@ class Model(Protocol):
     config: Config
     model: Decoder
     attention: Callable[..., Tensor]
+    kernels: str
     lm_head: nn.Linear
 
 
@@ -178,11 +183,12 @@ def forward(
     head = embedding if config.tied_embeddings else model.lm_head.weight
 
     x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
+    exactly = model.kernels == "exact"
     for layer, block in enumerate(decoder.blocks):
         attention, mlp = block.self_attn, mlp_of(block)
         weight, bias = joined(attention.qkv)
         q = qkv(
-            x,
+            block.input_layernorm(x) if exactly else x,
             weight,
             bias,
             span.layers[layer],
@@ -192,13 +198,21 @@ def forward(
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
+            exact=exactly,
             overlap=overlap,
         )
         stored = span.stored(layer)
         o = model.attention(q, *stored, causal=True, **span.options, **attention.options)
+        o = o.flatten(2).flatten(0, 1)
         gate_up, gate_up_bias = joined(mlp.gate_up)
+        if exactly:
+            x = exact.linear(o, attention.o_proj.weight, attention.o_proj.bias, x)
+            h = exact.linear(block.post_attention_layernorm(x), gate_up, gate_up_bias)
+            h = mlp.gated(*h.chunk(2, -1))
+            x = exact.linear(h, mlp.down_proj.weight, mlp.down_proj.bias, x)
+            continue
         x = linear(
-            o.flatten(2).flatten(0, 1),
+            o,
             attention.o_proj.weight,
             attention.o_proj.bias,
             residual=x,
@@ -213,7 +227,10 @@ def forward(
         )
     x = x.unflatten(0, (batch, length))
     x = x[:, -1].contiguous() if last_only else x.flatten(0, 1)
-    logits = linear(x, head, norm=norm_of(decoder.norm), overlap=overlap)
+    if exactly:
+        logits = exact.linear(decoder.norm(x), head)
+    else:
+        logits = linear(x, head, norm=norm_of(decoder.norm), overlap=overlap)
     return logits.unflatten(0, (batch, -1))
 
 

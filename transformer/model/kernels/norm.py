@@ -21,21 +21,22 @@ TILE = 2048  # elements of a program, or one row
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
-    x, weight, y, rows, inner, eps,
+    x, weight, y, rows, group, stride, inner, eps,
     PLUS_ONE: tl.constexpr, ROUNDED_LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of y = x / rms(x) * weight."""
+    """Some rows of y = x / rms(x) * weight. Rows lie in groups, `stride` elements apart."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (k < inner)
-    wide = tl.load(x + row * inner + k, mask=inside, other=0.0).to(tl.float32)
+    place = row // group * stride + row % group * inner + k
+    wide = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + k, mask=k < inner, other=0.0).to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide, 1) / inner + eps)[:, None]
     if PLUS_ONE:
         scale += 1.0
     if not ROUNDED_LAST:
         wide = wide.to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * inner + k, (wide * scale).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + place, (wide * scale).to(y.dtype.element_ty), mask=inside)
 
 
 def norm_reference(
@@ -75,17 +76,31 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def _run(x: Tensor, weight: Tensor, eps: float, plus_one: bool, rounded_last: bool) -> Tensor:
-    x, weight, inner = aligned(x), aligned(weight), x.shape[-1]
+    x = aligned(x)
     y = torch.empty_like(x)
-    rows, block = x.numel() // inner, triton.next_power_of_2(inner)
-    together = max(1, TILE // block)
+    inner = x.shape[-1]
+    _launch(x, weight, y, x.numel() // inner, 1, inner, eps, plus_one, rounded_last)
+    return y
+
+
+def _launch(
+    x: Tensor, weight: Tensor, y: Tensor, rows: int, group: int, stride: int, eps: float,
+    *switches: bool,
+) -> None:  # fmt: skip
+    inner = x.shape[-1]
+    block = triton.next_power_of_2(inner)
+    together, num_warps = max(1, TILE // block), 8 if block > TILE else 4
     if rows:
         with devices.on_device(x):
             norm_kernel[(cdiv(rows, together),)](
-                x, weight, y, rows, inner, float(eps), plus_one, rounded_last,
-                together, block, num_warps=8 if block > TILE else 4,
+                x, aligned(weight), y, rows, group, stride, inner, float(eps), *switches,
+                together, block, num_warps=num_warps,
             )  # fmt: skip
-    return y
+
+
+def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
+    """`rms_norm` of heads where they lie: x (tokens, heads, K), a view of some of all heads."""
+    _launch(x, weight, x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), eps, False, False)
 
 
 def rms_norm(
