@@ -153,7 +153,9 @@ class Transformer(nn.Module):
         self, tokens: Tensor, cache: KVCache | PagedKVCache, padding: Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
-        asked = self.kernels == "fused" or (self.kernels in ("auto", "exact") and exact.by_kernels(tokens))
+        asked = self.kernels == "fused" or (
+            self.kernels in ("auto", "exact") and exact.by_kernels(tokens)
+        )
         return (
             asked
             and fused.unsupported(self.config) is None

@@ -133,9 +133,7 @@ def qkv_kernel(
     if bias is not None:
         found += tl.load(bias + row).to(tl.float32)
     one, other = pairs(found, PAIRS)
-    turn_and_store(
-        heads, max_pages, one, other, place, slot, cos, sin, 0, head, dim, inside, False
-    )
+    turn_and_store(heads, max_pages, one, other, place, slot, cos, sin, 0, head, dim, inside, False)
 
 
 @triton.jit
