@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,18 @@ from transformer.model.paged_cache import PagedKVCache
 
 INIT_STD = 0.02
 KERNELS = ("auto", "torch", "fused", "exact")
+
+
+class Branches(NamedTuple):
+    """How a row of tokens is a prompt with continuations, each of which sees the prompt and itself.
+
+    Attributes:
+        positions: (batch, length) int64, of each token in its text.
+        ends: (batch, length) integers: no token from this place in the row on sees the token.
+    """
+
+    positions: Tensor
+    ends: Tensor
 
 
 class Transformer(nn.Module):
@@ -98,6 +111,7 @@ class Transformer(nn.Module):
         padding: Tensor | None = None,
         last_only: bool = False,
         wanted: Tensor | None = None,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Logits of the token after each token.
 
@@ -109,6 +123,7 @@ class Transformer(nn.Module):
             last_only: compute the logits of the last token only.
             wanted: (batch, length) bool, compute the logits of these tokens only: with a large
                 vocabulary, logits take more memory than all else.
+            branches: of rows that are a prompt with several continuations; not with a cache.
 
         Returns:
             (batch, length, vocab_size), (batch, 1, vocab_size) or (wanted tokens, vocab_size), in
@@ -118,7 +133,7 @@ class Transformer(nn.Module):
             ValueError: more tokens than the context or the cache holds, or arguments that do not
                 fit each other or the model.
         """
-        self._check(tokens, cache, padding)
+        self._check(tokens, cache, padding, branches)
         if wanted is not None and (wanted.shape, wanted.dtype) != (tokens.shape, torch.bool):
             raise ValueError(
                 f"wanted must be bool {tuple(tokens.shape)} like the tokens, not {wanted.dtype}"
@@ -127,7 +142,10 @@ class Transformer(nn.Module):
         if cache is not None and wanted is None and self._takes_few(tokens, cache, padding):
             return fused.forward(self, tokens, cache, last_only=last_only)
         span = None if cache is None else cache.reserve(tokens.shape[1], padding)
-        x = self.model(tokens, self.attention, span, self.products)
+        attend, positions = self.attention, None
+        if branches is not None:
+            attend, positions = partial(attend, query_ends=branches.ends), branches.positions
+        x = self.model(tokens, attend, span, self.products, positions)
         if last_only:
             x = x[:, -1:]
         if wanted is not None:
@@ -163,7 +181,11 @@ class Transformer(nn.Module):
         )
 
     def _check(
-        self, tokens: Tensor, cache: KVCache | PagedKVCache | None, padding: Tensor | None
+        self,
+        tokens: Tensor,
+        cache: KVCache | PagedKVCache | None,
+        padding: Tensor | None,
+        branches: Branches | None,
     ) -> None:
         """Refuse what does not fit. Only shapes: reading values would wait for the device."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
@@ -172,7 +194,14 @@ class Transformer(nn.Module):
                 f" not {tokens.dtype} {tuple(tokens.shape)}"
             )
         batch, length = tokens.shape
-        if length > self.config.max_positions:
+        if branches is not None and cache is not None:
+            raise ValueError("branches and a cache exclude each other: leave one of them out")
+        if branches is not None and {*map(tuple, (x.shape for x in branches))} != {(batch, length)}:
+            raise ValueError(
+                f"branches must have positions and ends of shape {(batch, length)} like the tokens,"
+                f" not {tuple(branches.positions.shape)} and {tuple(branches.ends.shape)}"
+            )
+        if length > self.config.max_positions and branches is None:
             raise ValueError(
                 f"{length} tokens are more than the model's context of {self.config.max_positions}"
             )

@@ -295,22 +295,30 @@ class Decoder(nn.Module):
         return cast("list[Block]", list(self.layers))
 
     def forward(
-        self, tokens: Tensor, attend: Callable, span: Span | None, products: Products = TORCH
+        self,
+        tokens: Tensor,
+        attend: Callable,
+        span: Span | None,
+        products: Products = TORCH,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
+        """(batch, length) tokens to normed hidden states (batch, length, hidden). Without a span,
+        positions are 0, 1, ..., if none are given.
+        """
         c = self.config
         x = self.embed_tokens(tokens)
         if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
             x = x * x.new_full((), math.sqrt(c.hidden_size))
         if c.embedding_multiplier != 1:
             x = x * c.embedding_multiplier
-        positions = slice(tokens.shape[1]) if span is None else span.positions
+        places: slice | Tensor = slice(tokens.shape[1]) if positions is None else positions
+        places = places if span is None else span.positions
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
         rotations: dict[Rope | None, Rotation] = {None: None}
         for rope, block in zip(c.ropes_at(reach), self.layers, strict=True):
             if rope not in rotations:  # one for all layers, or one of a few
                 table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
-                rotations[rope] = table[positions].unbind(-3)
+                rotations[rope] = table[places].unbind(-3)
             x = block(x, rotations[rope], attend, span, products)
         return self.norm(x)

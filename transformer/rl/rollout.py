@@ -18,7 +18,7 @@ from transformer.generation.chat import Tokenizer, load_template
 from transformer.generation.engine import Completion, check_prompt, generate
 from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
-from transformer.model.decoder import Transformer
+from transformer.model.decoder import Branches, Transformer
 from transformer.model.exact import attention_of
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.limit import at_most
@@ -29,7 +29,10 @@ from transformer.model.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
-Forward = Callable[[Tensor, Tensor], Tensor]  # (tokens, wanted) -> logits, see `Transformer`
+UNIT, SPLIT = 128, 2048  # keys that batch-invariant attention takes together, a multiple of them
+
+# (tokens, wanted, branches) -> logits, see `Transformer`.
+Forward = Callable[[Tensor, Tensor, Branches | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,7 @@ class RolloutBatch:
         targets: (N,) int64, the tokens of all completions, one after another.
         mask: (B, T) bool, a completion's tokens, its end-of-turn token among them.
         sampler: (B, T) fp32, log-probabilities that the tokens were drawn with.
+        branches: where rows of tokens are prompts with several completions; None: each has a row.
     """
 
     tokens: Tensor
@@ -235,26 +239,99 @@ class RolloutBatch:
     targets: Tensor
     mask: Tensor
     sampler: Tensor
+    branches: Branches | None = None
 
 
 def collate(
     rollouts: Sequence[Rollout], device: torch.device, context: int | None = None
 ) -> RolloutBatch:
     """The batch of some rollouts, padded to no more than a context, if one is given."""
-    rows = [(r.prompt, r.completion.tokens, r.completion.logprobs or []) for r in rollouts]
-    width = max(len(prompt) + len(tokens) for prompt, tokens, _ in rows)
+    texts = [[*r.prompt, *r.completion.tokens] for r in rollouts]
+    width = max(map(len, texts))
     rounded = width + -width % WIDTH_MULTIPLE
     if context is None or rounded <= context:
         width = rounded
-    longest = max(len(tokens) for _, tokens, _ in rows)
-    tokens = pad_right([[*p, *c] for p, c, _ in rows], width, np.int64)
-    before = torch.tensor([len(p) - 1 for p, *_ in rows])
-    lengths = torch.tensor([len(c) for _, c, _ in rows])
-    wanted = length_mask(before + lengths, width) & ~length_mask(before, width)
-    targets = tokens[:, 1:][wanted[:, :-1]]
-    sampler = pad_right([x for *_, x in rows], longest, np.float32)
-    batch = (tokens, wanted, targets, length_mask(lengths, longest), sampler)
-    return RolloutBatch(*(x.to(device) for x in batch))
+    tokens = pad_right(texts, width, np.int64)
+    before = torch.tensor([len(r.prompt) - 1 for r in rollouts])
+    ends = before + torch.tensor([len(r.completion.tokens) for r in rollouts])
+    wanted = length_mask(ends, width) & ~length_mask(before, width)
+    return _batch(rollouts, tokens, wanted, device)
+
+
+def _batch(
+    rollouts: Sequence[Rollout],
+    tokens: Tensor,
+    wanted: Tensor,
+    device: torch.device,
+    branches: Branches | None = None,
+) -> RolloutBatch:
+    said = [r.completion.tokens for r in rollouts]
+    targets = torch.tensor([token for tokens in said for token in tokens], dtype=torch.int64)
+    mask = length_mask(torch.tensor([*map(len, said)]), max(map(len, said)))
+    sampler = pad_right([r.completion.logprobs or [] for r in rollouts], mask.shape[1], np.float32)
+    batch = (tokens, wanted, targets, mask, sampler)
+    if branches is not None:
+        branches = Branches(*(x.to(device) for x in branches))
+    return RolloutBatch(*(x.to(device) for x in batch), branches)
+
+
+def collate_shared(
+    rollouts: Sequence[Rollout], device: torch.device, exact: bool = False
+) -> RolloutBatch:
+    """The batch of some groups of rollouts, each a row: the prompt, and behind it the answers as
+    branches. A branch begins with the end of the prompt: with its last token, whose logits predict
+    the answer's first.
+
+    exact: whether an answer's log-probabilities are those of a row of its own, to the bit. Attention
+    adds keys by blocks and splits of a row (`transformer.model.exact`), so a branch then begins
+    with the rest of the prompt that fills no block, and where a block begins; and a group may
+    take several rows, each with the prompt.
+    """
+    unit = UNIT if exact else 1
+    rows: list[list[tuple[int, int, Rollout]]] = []  # of each, (start, end, rollout)
+    for one in rollouts:
+        first = (len(one.prompt) - 1) // unit * unit
+        length = len(one.prompt) - first + len(one.completion.tokens) - 1
+        start = None
+        if rows and rows[-1][0][2].prompt == one.prompt:
+            start = next_start(rows[-1][-1][1], first, length, unit, exact)
+        if start is None:
+            rows.append([])
+            start = first
+        rows[-1].append((start, start + length, one))
+    width = max(row[-1][1] for row in rows)
+    width += -width % WIDTH_MULTIPLE
+    tokens, positions, ends = np.zeros((3, len(rows), width), np.int64)
+    wanted = np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        (first, _, one), *_ = row
+        tokens[i, :first], positions[i, :first], ends[i, :first] = (
+            one.prompt[:first],
+            range(first),
+            width,
+        )
+        for start, end, one in row:
+            own = slice(start, end)
+            tokens[i, own] = [*one.prompt[first:], *one.completion.tokens[:-1]]
+            positions[i, own], ends[i, own] = range(first, first + end - start), end
+            wanted[i, end - len(one.completion.tokens) : end] = True
+    arrays = (torch.from_numpy(x) for x in (tokens, wanted, positions, ends))
+    tokens, wanted, *branches = arrays
+    return _batch(rollouts, tokens, wanted, device, Branches(*branches))
+
+
+def next_start(end: int, first: int, length: int, unit: int, exact: bool) -> int | None:
+    """Where a branch begins in a row of tokens that ends there; None: in another row.
+
+    In a row of its own, the branch is behind `first` tokens. Its keys have to be divided into the
+    same splits here.
+    """
+    start = end + -end % unit
+    if not exact:
+        return start
+    if first % SPLIT == 0:  # the branch begins a split, and others may hold it as well
+        return start if start % SPLIT + length <= SPLIT else start + -start % SPLIT
+    return start if start + length <= first + -first % SPLIT else None
 
 
 def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tensor:
@@ -269,7 +346,7 @@ def completion_logprobs(
     forward: Forward, batch: RolloutBatch, banned: Sequence[int], temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
-    logits = forward(batch.tokens, batch.wanted)
+    logits = forward(batch.tokens, batch.wanted, batch.branches)
     out = token_mask(tuple(banned), logits.shape[-1], logits.device)
     found = token_logprobs(logits[None], batch.targets[None], temperature, out)
     logprobs, entropy = (x.new_zeros(batch.mask.shape).masked_scatter(batch.mask, x) for x in found)

@@ -55,9 +55,16 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     config = load_config(find_checkpoint(settings.model))
+    shared = settings.group_layout == "shared"
+    if shared and any(config.layer_windows):
+        raise ValueError(
+            f"{flag('group_layout')} shared is not possible for {settings.model}: some of its layers"
+            " see a window of the past, and in a shared sequence an answer lies far from the prompt"
+        )
     attention, _ = choose_attention(
-        settings.attention, config, device, DTYPES[dtype], simulated=False, exactly=settings.exact
-    )
+        settings.attention, config, device, DTYPES[dtype], simulated=False, exactly=settings.exact,
+        shared=shared,
+    )  # fmt: skip
     return replace(settings, attention=attention, dtype=dtype)
 
 
