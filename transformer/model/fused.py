@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer.model import exact
-from transformer.model.cache import KVCache
+from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.config import Config
 from transformer.model.families.family import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
@@ -95,7 +95,7 @@ def fits(model: Model, tokens: Tensor, cache: Any, padding: Tensor | None) -> bo
     weight = model.model.embed_tokens.weight
     return (
         (tokens.shape[1] == 1 or tokens.numel() <= FEW_TOKENS)
-        and type(cache) in (KVCache, PagedKVCache)
+        and type(cache) in (KVCache, BranchedKVCache, PagedKVCache)
         and padding is None
         and weight.dtype in DTYPES
         and weight.is_contiguous()
@@ -195,14 +195,14 @@ def forward(
             cache.lengths,
             rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
             block_table=span.block_table,
+            starts=None if span.prefix is None else span.prefix.starts,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
             exact=exactly,
             overlap=overlap,
         )
-        stored = span.stored(layer)
-        o = model.attention(q, *stored, causal=True, **span.options, **attention.options)
+        o = span.attend(model.attention, layer, q, *span.stored(layer), **attention.options)
         o = o.flatten(2).flatten(0, 1)
         gate_up, gate_up_bias = joined(mlp.gate_up)
         if exactly:

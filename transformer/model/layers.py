@@ -176,13 +176,11 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        stored: dict[str, Tensor | None] = {"kv_lengths": None}
-        if span is not None:
-            k, v = span.append(self.layer, k, v)
-            stored = span.options
-        if self.sinks is not None:
-            stored = {**stored, "sink": self.sinks}
-        o = attend(q, k, v, causal=True, **stored, **self.options)
+        options = self.options if self.sinks is None else {**self.options, "sink": self.sinks}
+        if span is None:
+            o = attend(q, k, v, causal=True, kv_lengths=None, **options)
+        else:
+            o = span.attend(attend, self.layer, q, *span.append(self.layer, k, v), **options)
         o = rearrange(o, "b t h d -> b t (h d)")
         return products.last(o, self.o_proj, residual)
 

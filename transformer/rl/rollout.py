@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer.generation.chat import Tokenizer, load_template
-from transformer.generation.engine import Completion, check_prompt, generate
+from transformer.generation.engine import Completion, EngineOptions, check_prompt, generate
 from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Branches, Transformer
@@ -130,6 +130,7 @@ def roll_out(
     seed: int = 0,
     first: int = 0,
     reward_seconds: float = math.inf,
+    shared: bool = False,
 ) -> list[Rollout]:
     """Let the policy answer every problem `samples` times, and judge the answers.
 
@@ -147,6 +148,8 @@ def roll_out(
         seed, first: of the generators, see `row_generators`: a completion depends on its own number
             only, `first` and up, not on those that are sampled with it.
         reward_seconds: that the rewards of a completion may take.
+        shared: decode a group with one copy of its prompt's keys; an exact policy has one for each
+            completion, because attention to both parts adds in another order.
 
     Returns:
         Group by group.
@@ -190,6 +193,7 @@ def roll_out(
         logprobs=True,
         samples=samples,
         banned=policy.banned,
+        engine=EngineOptions(shared_prefix=shared and model.kernels != "exact"),
     )
     if len(rollouts) < number:
         raise KeyboardInterrupt

@@ -159,8 +159,7 @@ class Steps:
 
     def __init__(self, config, shape, device, dtype, **settings):
         self.prompts, self.length, self.group, self.answer = shape
-        layout = {k: v for k, v in settings.items() if k == "group_layout"}
-        exactly, shared = settings.get("exact", False), layout.get("group_layout") == "shared"
+        exactly, shared = settings.get("exact", False), settings.get("group_layout") == "shared"
         self.settings = Settings(
             max_tokens=self.answer, group=self.group, prompts=self.prompts,
             micro_batch=settings.pop("micro_batch", 16), **settings,
@@ -168,7 +167,7 @@ class Steps:
         self.policy = policy_of(config, exactly, device, dtype, shared)
         self.sampler = frozen(self.policy.model, dtype)
         self.learner = Learner(self.settings, self.policy, dtype, device, ALONE)
-        self.options, self.device, self.step = layout, device, 0
+        self.shared, self.device, self.step = shared, device, 0
 
     def __call__(self):
         """{"rollout": seconds, "learn": seconds, "gap_max": nats, "peak_gib": of the update}."""
@@ -178,7 +177,7 @@ class Steps:
         began = now(self.device)
         rollouts = roll_out(
             self.policy, self.sampler, problems, self.group, max_tokens=self.answer,
-            sampling=Sampling(temperature=1.0), seed=self.step, **self.options,
+            sampling=Sampling(temperature=1.0), seed=self.step, shared=self.shared,
         )  # fmt: skip
         middle = now(self.device)
         forget_peak(self.device)
@@ -226,7 +225,7 @@ def by_turns(made, rounds, warm_up=2):
         for name, rows in found.items()
     }
     first, second = of.values()
-    ratios = {key: first[key] / second[key] for key in ("rollout", "learn", "step")}
+    ratios = {key: x / second[key] for key, x in first.items() if key != "gap_max"}
     gaps = {name: max(x["gap_max"] for x in rows) for name, rows in found.items()}
     return {"medians": of, "ratios": ratios, "largest_gap": gaps}
 
@@ -241,6 +240,15 @@ def step_suite(name, device, tiny, rounds):
         shape = (2, 10, 2, 6) if tiny else (16, 200, 8, 128)
         make = partial(Steps, TINY if tiny else HALF_BILLION, shape, device, dtype, micro_batch=32)
     return by_turns({"exact": make(exact=True), "ordinary": make()}, rounds)
+
+
+def layout_suite(prompts, exactly, device, tiny, rounds):
+    """A prompt of 2048 tokens with 16 answers of 256: shared, and with a row for each answer."""
+    dtype = torch.float32 if tiny else torch.bfloat16
+    shape = (prompts, 12, 2, 6) if tiny else (prompts, 2048, 16, 256)
+    make = partial(Steps, TINY if tiny else HALF_BILLION, shape, device, dtype, exact=exactly)
+    made = {name: make(group_layout=name) for name in ("shared", "rows")}
+    return by_turns(made, rounds, warm_up=1)
 
 
 def sums_run(steps, seed, exactly, device, seconds):
@@ -266,7 +274,7 @@ def sums_run(steps, seed, exactly, device, seconds):
 
 def main():
     """Measure; the file is written again after each row."""
-    suites = ("products", "model", "step", "run")
+    suites = ("products", "model", "step", "layout", "run")
     add = (made := parser(__doc__, seconds=500.0)).add_argument
     add("--suite", nargs="*", choices=suites, default=suites)
     add("--trials", type=int, default=20, help="of a model (20)")
@@ -290,6 +298,10 @@ def main():
             for name in ("sums", "0.5B"):
                 measure = partial(step_suite, name, device, tiny, args.rounds)
                 work.append(({"suite": suite, "model": name}, measure))
+        if suite == "layout":
+            for prompts, exactly in ((1, False), (16, False), (1, True)):
+                measure = partial(layout_suite, prompts, exactly, device, tiny, args.rounds)
+                work.append(({"suite": suite, "prompts": prompts, "exact": exactly}, measure))
         if suite == "run":
             for seed, exactly in ((0, True), (0, False), (1, False), (2, False)):
                 row = {"suite": suite, "seed": seed, "exact": exactly, "steps": args.steps}

@@ -45,6 +45,7 @@ class Heads(NamedTuple):
     page_size: Any
     block_table: Any
     lengths: Any
+    starts: Any
     table: Any
     QUERY: Any
     KV: Any
@@ -57,12 +58,15 @@ def angles(heads, new, token, head, dim, inside):
     tile; 0 degrees for values.
 
     Heads are counted through: those of the queries, then of the keys, then of the values; so are
-    tokens, row by row, `new` of each. A token's slot is its position.
+    tokens, row by row, `new` of each. A token's slot is its position, behind the row's start.
     """
     row = token // new
     length = tl.load(heads.lengths + row).to(tl.int64)
     slot = length - new + token % new
-    angle = heads.table + slot * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
+    position = slot
+    if heads.starts is not None:
+        position += tl.load(heads.starts + row)
+    angle = heads.table + position * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
     turned = inside & (head < heads.QUERY + heads.KV)
     cos = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
     sin = tl.load(angle + 3 * heads.HALF, mask=turned, other=0.0).to(tl.float32)
@@ -186,6 +190,7 @@ def qkv(
     table: Tensor,
     *,
     block_table: Tensor | None = None,
+    starts: Tensor | None = None,
     norm: Norm | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
@@ -204,6 +209,7 @@ def qkv(
         lengths: (batch,) int32, tokens of each row with these: the last one's position plus one.
         table: see `transformer.model.rope.rotary_table`; as many positions as the rows are long.
         block_table: (batch, max_pages) int32, the pages of each row, or None.
+        starts: (batch,) int32, the position of each row's first slot; None: 0.
         norm: of x, or None.
         q_norm: of each query head, or None; `k_norm` of each key head. Both or none.
         exact: a token's bits do not depend on the others, and are those of `rope.rotate` and
@@ -217,7 +223,7 @@ def qkv(
         ValueError: a tensor that does not fit; says which.
     """
     (x_norm, eps), (q_weight, q_eps) = parts_of(norm), parts_of(q_norm)
-    others = {"lengths": lengths, "table": table, "block_table": block_table}
+    others = {"lengths": lengths, "table": table, "block_table": block_table, "starts": starts}
     check(x, weight, bias=bias, norm=x_norm, **others)
     tokens, batch = len(x), len(lengths)
     _, pages, page_size, kv_heads, head_dim = cache.shape
@@ -246,6 +252,7 @@ def qkv(
         0 if block_table is None else page_size,
         block_table,
         lengths,
+        starts,
         table,
         tl.constexpr(heads),
         tl.constexpr(kv_heads),
