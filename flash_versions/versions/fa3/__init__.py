@@ -20,6 +20,7 @@ from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import ablation, forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper import exact
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import choose_parts, config_of_dims
@@ -45,7 +46,7 @@ def choose_among(
     faster; the one for Hopper; the portable one.
     """
     if request.batch_invariant:
-        return fa2_forward.forward
+        return exact.forward if exact.serves(request) else fa2_forward.forward
     if forward.left_to_gathering(request):
         return decode_hopper.forward if decode_hopper.serves(request) else fa2_forward.forward
     return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)

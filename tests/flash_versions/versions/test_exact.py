@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.verify import pairs
 from flash_versions.verify.pairs import LAYOUTS, PARTS, Pair, compare, draw
+from flash_versions.versions.fa3.hopper import host as forward_host
+from flash_versions.versions.fa3.hopper.decode import host as decode_host
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 
@@ -61,6 +64,44 @@ def test_options_change_nothing_of_it(version, name, device):
 def test_so_have_gradients(version, layout, device):
     assert not differing(version, device, layout=layout, backward=True)
     assert not differing(version, device, layout=layout, backward=True, dtype="float32", sink=True)
+
+
+SPLITS = 128  # keys, so that a short sequence has several
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    """Kernels for Hopper, simulated, with short splits."""
+    for host in (forward_host, decode_host):
+        monkeypatch.setattr(host, "SPLIT_KEYS", SPLITS)
+    with devices.assume(Properties((9, 0), H200_SHARED_MEMORY, num_sms=2)):
+        yield "cpu"
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x != "documents"])
+def test_on_hopper_decoding_is_prefill(layout, part, on_hopper):
+    """In two or three splits, which a step of decoding divides over programs."""
+    begin, end = PARTS_OF_150[part]
+    changes = {"layout": layout, "part": part, "length": 300, "others": (40, 390)}
+    changes |= {"begin": begin + 100, "end": end + 100, "head_dim": 128, "sink": layout == "left"}
+    assert not differing("fa3", on_hopper, **changes)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_options_on_hopper(name, on_hopper):
+    assert not differing("fa4", on_hopper, **CHANGES[name])
+
+
+@pytest.mark.parametrize("N", [1, 300])
+def test_splits_are_within_the_error_budget(N, on_hopper):
+    q, k, v = (torch.randn(2, N, h, 64, dtype=torch.float16) for h in (4, 2, 2))
+    sink = torch.randn(4)
+    for rows in (q, q[:, -1:]):
+        given = {"causal": True, "sink": sink, "kv_lengths": torch.tensor([N, N // 2 + 1])}
+        o, lse = attention(rows, k, v, return_lse=True, batch_invariant=True, **given)
+        found = assess_request({"o": o, "lse": lse}, make_request(rows, k, v, **given))
+        assert_ok(found)
 
 
 @pytest.mark.parametrize("version", EXACT)

@@ -22,6 +22,7 @@ from flash_versions.versions.fa3.hopper.config import (
     prefers_two_consumers,
 )
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
+from flash_versions.versions.fa3.hopper.totals import SPLIT_KEYS
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -257,8 +258,8 @@ def kind_of(request: Request) -> tuple | None:
         given = *given, request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths
         given = *given, request.kv_starts
     return (
-        devices[q.device], q.device, q.dtype, head_dim, head_dim_v, heads // kv_heads,
-        request.window_left is None, right if right is None else right > 0,
+        request.batch_invariant, devices[q.device], q.device, q.dtype, head_dim, head_dim_v,
+        heads // kv_heads, request.window_left is None, right if right is None else right > 0,
         request.softcap is None, *[x if x is None else form_of(x) for x in given], ragged,
         request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
         first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
@@ -309,6 +310,7 @@ def make_plan(
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
+            "SPLIT": SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
             # Of 64 K registers; Triton counts the producer's warp as a warpgroup.
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,
@@ -343,13 +345,17 @@ def launch(
     request: Request,
     boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
-    others: tuple[torch.Tensor | None, ...] = (),
+    others: tuple[torch.Tensor | None, ...] = (None,),
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`. Others: further tensors of FA4's kernel, which may be absent.
+    `Scales`. Others: further tensors of FA4's kernel, which may be absent; of FA3's, `Totals`.
     """
     q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
     o, lse = new_outputs(request, O_MULTIPLE)
+    programs = num_programs(request, config)
+    if constants.get("SPLIT"):
+        rows, width = programs * config.block_q, sum(panel_widths(v.shape[3]))
+        others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
     absent: Any = plan.absent(lse)
     tiles: Any = absent
     bounds = lists = absent
@@ -361,7 +367,7 @@ def launch(
     q_box, k_box, v_box, o_box, *second = plan.boxes
     second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
     plan.launch(
-        (num_programs(request, config),),
+        (programs,),
         (
             *(boxes or (q_box(q), k_box(k), v_box(v))),
             o_box(o),
