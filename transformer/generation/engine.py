@@ -105,8 +105,8 @@ def generate(
     trained, longest = model.config.trained_positions, max(map(len, prompts)) + max_tokens
     if model.kernels == "exact" and trained < min(longest, model.config.max_positions):
         raise ValueError(
-            f"exact answers end at {trained} tokens, beyond which the rotary embedding of this model"
-            f" depends on the longest text of a batch; prompt and max_tokens may be {longest}"
+            f"exact answers end at {trained} tokens, beyond which this model's rotary embedding"
+            f" depends on the longest text of a batch; a prompt and max_tokens are {longest}"
         )
     limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
     rows = [

@@ -212,8 +212,8 @@ class KVCache(Cache):
 
 
 class BranchedKVCache(KVCache):
-    """What several rows say behind each row of another cache, whose keys all of them see: a prompt's
-    keys are stored once and, in a step, read once for all of its answers.
+    """What several rows say behind each row of another cache, whose keys all of them see: a
+    prompt's keys are stored once and, in a step, read once for all of its answers.
 
     Args:
         prefix: the prompts, which stay as they are.

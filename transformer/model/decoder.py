@@ -39,7 +39,7 @@ from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.experts import Experts, MixtureOfExperts, in_one_product
 from transformer.model.kernels.host import choose_version, make_request
-from transformer.model.layers import EXACT, TORCH, Decoder, RMSNorm, gated_by
+from transformer.model.layers import EXACT, TORCH, Decoder, FeedForward, RMSNorm, gated_by
 from transformer.model.paged_cache import PagedKVCache
 
 INIT_STD = 0.02
@@ -101,7 +101,7 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, RMSNorm | MixtureOfExperts):
                 module.exact = True
-            if hasattr(module, "gated"):
+            if isinstance(module, FeedForward | Experts):
                 module.gated = gated_by(self.config, exactly=True)
 
     def forward(

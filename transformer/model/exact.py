@@ -1,14 +1,14 @@
 """Arithmetic in which a row's bits depend on that row only, for a model with kernels="exact".
 
-A sum of floating-point numbers depends on its order, and libraries choose the order by the shape of
-the whole call: one row goes another way through BLAS than 16 rows, cuBLAS splits the sums of a small
-product. So a token's logits change with its batch, its padding, the chunk that it is read in, and
-between decoding and prefill. Here the shape of the weights alone decides:
+A sum of floating-point numbers depends on its order, and libraries choose the order by the shape
+of the whole call: one row goes another way through BLAS than 16 rows, cuBLAS splits the sums of a
+small product. So a token's logits change with its batch, its padding, the chunk that it is read in,
+and between decoding and prefill. Here the shape of the weights alone decides:
 
     on a GPU    products by the project's own kernel (kernels/gemm), which adds k in steps of 64 or
                 less from the first one on, whatever tile it takes; norms by kernels/norm.py
-    on a CPU    rows padded to a multiple of 16 and k in pieces of 256: so far, BLAS has one order for
-                all numbers of rows and threads (`check_products` tries it on this machine)
+    on a CPU    rows padded to a multiple of 16 and k in pieces of 256: so far, BLAS has one order
+                for all numbers of rows and threads (`check_products` tries it on this machine)
 
 Attention is `flash_versions.attention` with batch_invariant=True, or, where kernels would be
 simulated and nobody wants to read along, `attention_by_blocks`.
@@ -152,7 +152,7 @@ def attention_by_blocks(
     """
     if block_table is not None:
         k, v = (x[block_table.long()].flatten(1, 2) for x in (k, v))
-    (batch, m, heads, dim), n, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
+    (batch, m, _, dim), n, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
     wide = torch.promote_types(q.dtype, torch.float32)
     q_rows = rearrange(q.to(wide), "b m (k g) d -> (b k) (m g) d", g=group)
     q_rows = F.pad(q_rows * (dim**-0.5 if scale is None else scale), (0, 0, 0, -m * group % ROWS))

@@ -34,7 +34,6 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer.model import exact

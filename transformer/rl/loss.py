@@ -143,7 +143,7 @@ class Metrics:
         sums: 0-d fp64: "tokens", their number; "ratio"; "clipped_low" and "clipped_high", tokens
             whose r was clipped, so that "ppo" has no gradient and "cispo" a bounded one; "kl" if
             there is a reference; if there are the sampler's log-probabilities, "gap", of
-            |old - sampler|, and "sampler_kl", the divergence of the sampler from the trainer, by k3.
+            |old - sampler|, and "sampler_kl", the sampler's divergence from the trainer, by k3.
         maxima: 0-d fp64: "ratio_max", and "gap_max" if there is a gap.
     """
 

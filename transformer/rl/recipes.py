@@ -15,7 +15,6 @@ from transformer.tasks.problems import Problems
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import REPLY, Problem, Task
 
-
 Layout = Literal["rows", "shared"]
 
 

@@ -20,12 +20,12 @@ from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
 from transformer.model.decoder import Branches, Transformer
 from transformer.model.exact import attention_of
+from transformer.model.logprobs import token_logprobs
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
 from transformer.tasks.verifiers import RewardError, as_reward
-from transformer.model.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
@@ -273,10 +273,10 @@ def _batch(
     targets = torch.tensor([token for tokens in said for token in tokens], dtype=torch.int64)
     mask = length_mask(torch.tensor([*map(len, said)]), max(map(len, said)))
     sampler = pad_right([r.completion.logprobs or [] for r in rollouts], mask.shape[1], np.float32)
-    batch = (tokens, wanted, targets, mask, sampler)
     if branches is not None:
         branches = Branches(*(x.to(device) for x in branches))
-    return RolloutBatch(*(x.to(device) for x in batch), branches)
+    tokens, wanted, targets = (x.to(device) for x in (tokens, wanted, targets))
+    return RolloutBatch(tokens, wanted, targets, mask.to(device), sampler.to(device), branches)
 
 
 def collate_shared(
@@ -286,10 +286,11 @@ def collate_shared(
     branches. A branch begins with the end of the prompt: with its last token, whose logits predict
     the answer's first.
 
-    exact: whether an answer's log-probabilities are those of a row of its own, to the bit. Attention
-    adds keys by blocks and splits of a row (`transformer.model.exact`), so a branch then begins
-    with the rest of the prompt that fills no block, and where a block begins; and a group may
-    take several rows, each with the prompt.
+    exact: whether an answer's log-probabilities are those of a row of its own, to the bit.
+    Attention adds keys by blocks and splits of a row, so a branch then begins with the rest of the
+    prompt that fills no block, and where a block begins; and a group may take several rows, each
+    with the prompt. Gradients are equal up to rounding: those of the prompt's tokens are summed
+    over the branches in one product and not row by row.
     """
     unit = UNIT if exact else 1
     rows: list[list[tuple[int, int, Rollout]]] = []  # of each, (start, end, rollout)
@@ -305,23 +306,18 @@ def collate_shared(
         rows[-1].append((start, start + length, one))
     width = max(row[-1][1] for row in rows)
     width += -width % WIDTH_MULTIPLE
-    tokens, positions, ends = np.zeros((3, len(rows), width), np.int64)
-    wanted = np.zeros((len(rows), width), bool)
+    tokens, positions, ends, wanted = torch.zeros(4, len(rows), width, dtype=torch.int64)
     for i, row in enumerate(rows):
-        (first, _, one), *_ = row
-        tokens[i, :first], positions[i, :first], ends[i, :first] = (
-            one.prompt[:first],
-            range(first),
-            width,
-        )
+        first, _, one = row[0]
+        prompt = slice(first)
+        tokens[i, prompt] = torch.tensor(one.prompt[prompt])
+        positions[i, prompt], ends[i, prompt] = torch.arange(first), width
         for start, end, one in row:
-            own = slice(start, end)
-            tokens[i, own] = [*one.prompt[first:], *one.completion.tokens[:-1]]
-            positions[i, own], ends[i, own] = range(first, first + end - start), end
-            wanted[i, end - len(one.completion.tokens) : end] = True
-    arrays = (torch.from_numpy(x) for x in (tokens, wanted, positions, ends))
-    tokens, wanted, *branches = arrays
-    return _batch(rollouts, tokens, wanted, device, Branches(*branches))
+            own, answer = slice(start, end), one.completion.tokens
+            tokens[i, own] = torch.tensor([*one.prompt[first:], *answer[:-1]])
+            positions[i, own], ends[i, own] = torch.arange(first, first + end - start), end
+            wanted[i, end - len(answer) : end] = 1
+    return _batch(rollouts, tokens, wanted.bool(), device, Branches(positions, ends))
 
 
 def next_start(end: int, first: int, length: int, unit: int, exact: bool) -> int | None:

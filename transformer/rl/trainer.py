@@ -58,8 +58,8 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     shared = settings.group_layout == "shared"
     if shared and any(config.layer_windows):
         raise ValueError(
-            f"{flag('group_layout')} shared is not possible for {settings.model}: some of its layers"
-            " see a window of the past, and in a shared sequence an answer lies far from the prompt"
+            f"{flag('group_layout')} shared is not possible for {settings.model}: its layers see a"
+            " window of the past, and in a shared sequence an answer lies far from the prompt"
         )
     attention, _ = choose_attention(
         settings.attention, config, device, DTYPES[dtype], simulated=False, exactly=settings.exact,

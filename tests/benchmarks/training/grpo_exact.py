@@ -9,14 +9,12 @@ step of GRPO, exact and ordinary by turns; "layout", a step and a rollout with t
 with a row for each answer; "run", runs on sums: the gap of sampler and trainer in every step.
 """
 
-import copy
 import json
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path

@@ -68,8 +68,8 @@ class _Norm(torch.autograd.Function):
 
 
 def aligned(x: Tensor) -> Tensor:
-    """The tensor contiguous and aligned to 16 bytes: for others Triton compiles another kernel, which
-    may add in another order.
+    """The tensor contiguous and aligned to 16 bytes: for others Triton compiles another kernel,
+    which may add in another order.
     """
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()

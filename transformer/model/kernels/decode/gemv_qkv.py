@@ -76,7 +76,7 @@ def angles(heads, new, token, head, dim, inside):
 @triton.jit
 def product(x, y, DTYPE: tl.constexpr):
     """x y, rounded to a dtype, as `rope.rotate` rounds it: into no FMA with what is added."""
-    if DTYPE == tl.float32:
+    if tl.float32 == DTYPE:
         return tl.fma(x, y, tl.zeros_like(x))
     else:
         return (x * y).to(DTYPE).to(tl.float32)

@@ -1,8 +1,8 @@
 """Attention to a shared prefix and to a row's own keys, merged in one kernel.
 
-All rows of a group attend to the prefix in one call, which reads its keys once, and each row to what
-it has said itself. `flash_versions.merge_attention_states` has the formula; by torch's operations it
-takes twenty launches.
+All rows of a group attend to the prefix in one call, which reads its keys once, and each row to
+what it has said itself. `flash_versions.merge_attention_states` has the formula; by torch's
+operations it takes twenty launches.
 """
 
 import triton
@@ -17,7 +17,7 @@ def merge_kernel(
     o, lse, o_prefix, lse_prefix, new, together, heads, dim,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for all heads of one token; `together` tokens of a group attended to the prefix."""
+    """One program for one token; `together` tokens of a group attended to the prefix."""
     token = tl.program_id(0).to(tl.int64)
     head, d = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     in_own = (token // new * heads + head) * new + token % new
