@@ -181,7 +181,7 @@ class Learner:
         banned, temperature = self.policy.banned, self.settings.temperature
         return completion_logprobs(model or self._forward, batch, banned, temperature)
 
-    def _forward(self, tokens: Tensor, wanted: Tensor, branches: Branches | None) -> Tensor:
+    def _forward(self, tokens: Tensor, wanted: Tensor, branches: Branches | None = None) -> Tensor:
         """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
         model, options = self.policy.model, {"wanted": wanted, "branches": branches}
         if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself

@@ -31,8 +31,7 @@ WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kern
 
 UNIT, SPLIT = 128, 2048  # keys that batch-invariant attention takes together, a multiple of them
 
-# (tokens, wanted, branches) -> logits, see `Transformer`.
-Forward = Callable[[Tensor, Tensor, Branches | None], Tensor]
+Forward = Callable[..., Tensor]  # (tokens, wanted, branches if any) -> logits, see `Transformer`
 
 
 @dataclass(frozen=True)
@@ -346,7 +345,8 @@ def completion_logprobs(
     forward: Forward, batch: RolloutBatch, banned: Sequence[int], temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
-    logits = forward(batch.tokens, batch.wanted, batch.branches)
+    branches = () if batch.branches is None else (batch.branches,)
+    logits = forward(batch.tokens, batch.wanted, *branches)
     out = token_mask(tuple(banned), logits.shape[-1], logits.device)
     found = token_logprobs(logits[None], batch.targets[None], temperature, out)
     logprobs, entropy = (x.new_zeros(batch.mask.shape).masked_scatter(batch.mask, x) for x in found)
