@@ -13,6 +13,7 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
+from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
     default_config,
@@ -22,7 +23,6 @@ from flash_versions.versions.fa3.hopper.config import (
     prefers_two_consumers,
 )
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
-from flash_versions.versions.fa3.hopper.totals import SPLIT_KEYS
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -310,7 +310,7 @@ def make_plan(
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
-            "SPLIT": SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
+            "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
             # Of 64 K registers; Triton counts the producer's warp as a warpgroup.
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,

@@ -11,6 +11,7 @@ from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2 import stream_k
 from flash_versions.versions.fa2.combine import Partials
 from flash_versions.versions.fa2.stream_k import MOST_SEQUENCES, even_shares
+from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import default_config as forward_config
 from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
 from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
@@ -20,7 +21,6 @@ from flash_versions.versions.fa3.hopper.host import (
     slopes_strides,
     window_bounds,
 )
-from flash_versions.versions.fa3.hopper.totals import SPLIT_KEYS
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
@@ -177,9 +177,9 @@ def forward(
     batch, q_length, _, head_dim = q.shape
     kv_heads = k.shape[2]
     panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
-    split = SPLIT_KEYS // config.block_kv if request.batch_invariant else 0
+    split = totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0
     if split:
-        shares = max(1, cdiv(request.max_kv_length, SPLIT_KEYS))
+        shares = max(1, cdiv(request.max_kv_length, totals.SPLIT_KEYS))
     elif shares is None:
         shares = usual_shares(request, config)
     table_stride = request.block_table.stride(0) if request.block_table is not None else 0
