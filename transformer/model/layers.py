@@ -93,7 +93,7 @@ class Products:
     def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """What each layer makes of the normed x, (batch, length, its outputs)."""
         h = norm(x)
-        return [layer(h) for layer in layers]
+        return [self.last(h, layer) for layer in layers]
 
     def gate(self, x: Tensor, norm: MaybeNorm, mlp: FeedForward) -> Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
@@ -107,11 +107,6 @@ class Products:
 
 class ExactProducts(Products):
     """The same with sums whose order the weights' shape decides, see `exact`."""
-
-    def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
-        """As in `Products`."""
-        h = norm(x)
-        return [self.last(h, layer) for layer in layers]
 
     def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
         """As in `Products`."""
