@@ -224,9 +224,8 @@ class Decoding:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
             sample_into(logits, record, draws, self._banned)
-            if draws is not None and self.model.kernels == "exact":  # by the trainer's kernel
-                given = (self.newest[:, 0], draws.temperature, self._banned)
-                scores = logprobs_of(logits.contiguous(), *given)[0]
+            if draws is not None and self.model.kernels == "exact":
+                scores = self._exact_scores(logits, self.newest[:, 0])
                 self._scores.scatter_(1, self._column - 1, scores[:, None])
             return
         uniform = None
@@ -249,7 +248,17 @@ class Decoding:
         """Tokens and scores by logits (B, V), see `sampling.sample`."""
         if self._banned is not None:
             logits = logits.masked_fill(self._banned, -math.inf)
-        return sample(logits, self.options.sampling, seen, uniform, self.options.logprobs)
+        sampling = self.options.sampling
+        tokens, scores = sample(logits, sampling, seen, uniform, self.options.logprobs)
+        drawn = logits.is_cuda and sampling.unfiltered and not sampling.greedy
+        if drawn and self.model.kernels == "exact":
+            scores = self._exact_scores(logits, tokens)
+        return tokens, scores
+
+    def _exact_scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities by the kernel of the trainer."""
+        temperature = self.options.sampling.temperature
+        return logprobs_of(logits.contiguous(), tokens, temperature, self._banned)[0]
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""
