@@ -8,9 +8,9 @@ from torch.distributions import Categorical
 
 from tests.helpers.models.tiny_grpo import distance
 from transformer.generation.sampling import Sampling, process_logits
+from transformer.model import logprobs as module
 from transformer.model.kernels.logprobs import BLOCK, gradient_of, logprobs_of
-from transformer.training import logprobs as module
-from transformer.training.logprobs import token_logprobs
+from transformer.model.logprobs import token_logprobs
 
 
 def test_logprobs_are_those_that_the_sampler_drew_from():
