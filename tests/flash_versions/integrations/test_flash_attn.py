@@ -142,23 +142,6 @@ def test_options_by_position(device):
     assert_same(flash_attn_varlen_qkvpacked_func(qkv, lengths[0], 12, *options), expected)
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(False, None), (True, True)])
-def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
-    """False is the default, and leaves it to torch's own setting."""
-    found = []
-
-    def attention(*tensors, **options):
-        found.append(options["deterministic"])
-
-    monkeypatch.setattr("flash_versions.flash_attn.call.attention", attention)
-    q, kv = dense(device)
-    flash_attn_func(q, *kv.unbind(2), deterministic=asked)
-    flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), deterministic=asked)
-    q, kv = packed(device)
-    flash_attn_varlen_func(q, *kv.unbind(1), PACKED, PACKED_K, 12, 14, deterministic=asked)
-    assert found == [expected] * 3
-
-
 def test_dropout_is_drawn_as_by_attention(device):
     q, kv = dense(device)
     k, v = kv.unbind(2)
@@ -319,14 +302,6 @@ def test_8_bits(name, device):
         assert assess(out[i][None], None, *(x.bfloat16() for x in own), **seen)["o"].ok
         found = assess_request({"lse": lse.mT[i].mT[None]}, make_request(*own, **seen))
         assert found["lse"].ok
-
-
-def test_last_dimension_that_is_not_contiguous(device):
-    q, kv = dense(device)
-    k, v = kv.unbind(2)
-    strided = [x.mT.contiguous().mT for x in (q, k, v)]
-    assert all(x.stride(-1) != 1 for x in strided)
-    assert torch.equal(flash_attn_func(*strided), flash_attn_func(q, k, v))
 
 
 # ---- gradients: one tensor for stacked arguments, with the bits of separate ones ----

@@ -267,20 +267,6 @@ def test_cross_attention(device):
     assert distance(run("fv_fa2", torch.float32), exact) <= 2 * distance(baseline, exact) + EPS
 
 
-def test_dropout(device):
-    ids = tokens(device)
-    model = model_of("Llama", "fv_fa2", device, attention_dropout=0.5)
-    without = logits_of(model, ids)
-    model.train()
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append(logits_of(model, ids))
-    model.eval()
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2]) and not torch.equal(found[0], without)
-
-
 @pytest.mark.slow
 def test_compiled_model_asserts_what_it_cannot_see(device):
     if device == "cuda":
@@ -368,17 +354,6 @@ def test_deterministic_is_handed_on(monkeypatch):
     assert found == [None, None, True]
 
 
-def test_decoder_as_an_encoder(device):
-    """transformers makes its masks bidirectional for this option."""
-    ids, mask = tokens(device), LEFT.to(device)
-    with torch.no_grad():
-        logits = [
-            logits_of(model_of("Llama", name, device), ids, mask, is_causal=False)
-            for name in ("sdpa", "fv_fa2")
-        ]
-    assert (logits[0] - logits[1]).abs().max() <= 1e-5 * logits[0].abs().max()
-
-
 def test_no_mask_means_what_the_call_or_the_layer_says(device):
     """Vision towers ask for no mask; a window then counts on both sides."""
     q = torch.randn(1, 2, 6, 8, device=device)
@@ -400,17 +375,6 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
     o, _ = hf.attend(layer, q, q, q, None, version="fa2")
     full = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     assert (o.transpose(1, 2) - full).abs().max() < 1e-5
-
-
-def test_packed_keys_have_bounds_of_their_own():
-    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
-    bounds = torch.tensor([0, 1, 4]).int(), torch.tensor([0, 4, 6]).int()
-    seen = Ragged(4, 6, causal=True)
-    given = {"cu_seq_lens_q": bounds[0], "cu_seq_lens_k": bounds[1]}
-    o, _ = hf.attend(torch.nn.Module(), q, k, k, seen, version="fa2", **given)
-    for (a, b), (c, d) in (((0, 1), (0, 4)), ((1, 4), (4, 6))):
-        alone = [x.transpose(1, 2) for x in (q[:, :, a:b], k[:, :, c:d], k[:, :, c:d])]
-        assert torch.equal(o[:, a:b], hf.attention(*alone, causal=True, version="fa2"))
 
 
 def test_the_page_trains_on_packed_documents():

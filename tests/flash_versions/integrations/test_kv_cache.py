@@ -286,17 +286,6 @@ def test_options_are_those_of_attention(device):
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
-def test_one_length_for_all_or_a_full_cache(device):
-    q, _, _ = inputs(device)
-    caches = filled_cache(device, [20, 20, 20])
-    lengths = torch.tensor([20, 20, 20], device=device)
-    expected = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)
-    assert torch.equal(flash_attn_with_kvcache(q, *caches, cache_seqlens=20), expected)
-    caches = filled_cache(device, [32, 32, 32])
-    expected = flash_attn_with_kvcache(q, *caches, cache_seqlens=32)
-    assert torch.equal(flash_attn_with_kvcache(q, *caches), expected)
-
-
 def test_pages_and_rows_give_the_same_bits(device):
     """The same sequences in a dense cache, in pages of 8, and in other rows of a larger cache."""
     lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
@@ -414,20 +403,6 @@ def test_8_bits(packed, device):
     assert all(torch.equal(x, y) for x, y in zip(caches, expected))
     right = attention(q, *(x.view(FP8) for x in expected), kv_lengths=lengths + 3, **options)
     assert torch.equal(out, right)
-
-
-def test_sequences_that_are_padding(device):
-    """transformers pads a batch with length -1 and pages of -1: nothing is written or read."""
-    q, k, v = inputs(device, M=1)
-    paged = [torch.randn(4, 8, HEADS, dim, device=device) for dim in (DIM, DIM_V)]
-    before = [x.clone() for x in paged]
-    table = torch.tensor([[2, 1], [-1, -1], [-1, -1]], dtype=torch.int32, device=device)
-    lengths = torch.tensor([8, -1, -1], dtype=torch.int32, device=device)
-    out = flash_attn_with_kvcache(q, *paged, k, v, cache_seqlens=lengths, block_table=table)
-    assert out[0].all() and not out[1:].any()
-    for x, old, new in zip(paged, before, (k, v)):
-        old[1, 0] = new[0, 0]
-        assert torch.equal(x, old)
 
 
 def test_compiled_step(device):

@@ -11,7 +11,6 @@ from flash_versions.bench import accuracy
 from flash_versions.bench.accuracy import (
     DISTRIBUTIONS,
     SCHEMES,
-    draw,
     errors,
     exact_attention,
     main,
@@ -19,18 +18,6 @@ from flash_versions.bench.accuracy import (
 from flash_versions.bench.results import merged
 
 pytestmark = pytest.mark.slow
-
-
-def test_distributions():
-    generator = torch.Generator().manual_seed(1)
-    drawn = {name: draw(name, (1000, 1000), generator).double() for name in DISTRIBUTIONS}
-    # A variance of 1 and, in 0.1 % of the entries, of 100^2 or of 1 + 100.
-    variances = {"gaussian": 1, "outliers": 0.999 + 0.001 * 100**2, "paper": 1 + 0.001 * 100}
-    assert drawn["gaussian"].abs().max() < 7
-    for name, variance in variances.items():
-        assert drawn[name].var() == pytest.approx(variance, rel=0.15 if variance > 2 else 0.02)
-    with pytest.raises(ValueError, match="distribution='uniform' is unknown; there are gaussian"):
-        draw("uniform", (1,), generator)
 
 
 def test_oracle_is_attention():

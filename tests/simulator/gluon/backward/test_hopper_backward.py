@@ -70,19 +70,6 @@ def test_causal_tiles(M, N, order):
     check_gradients(SCHEDULES["many queries"], *qkv(M, N, 1, 64), window=(None, 70))
 
 
-OPTIONS = [
-    (64, {"window": (64, 10)}), (64, {"window": (70, None)}), (128, {"softcap": 2.0}),
-    (128, {"window": (100, None), "causal": True}), (256, {"softcap": 30.0, "window": (100, 50)}),
-    (256, {"window": (None, 70)}),
-]  # fmt: skip
-
-
-@in_turn("D options", OPTIONS)
-def test_windows_and_softcap(D, options, order):
-    M, N = (200, 300) if "softcap" in options else (300, 200)
-    check_gradients(None, *qkv(M, N, 1, D), **options)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_tiles_without_queries_between_others(seed, monkeypatch):
     """The consumers give back the K of a tile that no query sees while the warpgroup of dQ, whose

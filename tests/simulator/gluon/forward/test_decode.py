@@ -93,12 +93,6 @@ def test_head_dims(dims, page_size, block_kv, order):
     check(*requests([130, 1, 200], page_size, dims=dims), replace(CONFIG, block_kv=block_kv))
 
 
-@pytest.mark.parametrize(("page_size", "shares"), [(32, 2), (64, 5), (128, 2), (192, 5), (256, 2)])
-def test_pages(page_size, shares):
-    """Shorter and longer than a block."""
-    check(*requests([150, 1, 17, 0, 128, 64], page_size), shares=shares)
-
-
 OPTIONS = {
     "full": {"causal": False},
     "window": {"window": (40, None)},
@@ -138,13 +132,6 @@ def test_all_of_one_length():
     check(exact, exact)
     (k, table), (v, _) = (in_pages(x, 64, [192] * 3) for x in (k, v))
     check(make_request(q, k, v, causal=True, block_table=table), exact)
-
-
-def test_lengths_from_packed_keys():
-    lengths = [150, 70, 0]
-    request, exact = requests(lengths, 64)
-    cuts = torch.tensor([0, *lengths]).cumsum(0).int()
-    check(request._replace(kv_lengths=None, cu_seqlens_k=cuts), exact)
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

@@ -198,15 +198,6 @@ def test_fp16_holds_the_largest_scores_and_their_differences(size):
         check("fa3", SMALL["fa3"], q, k, v, Fp8(scales), scale=0.01 / size)
 
 
-@pytest.mark.parametrize("name, factor", [("q", 1e-4), ("k", 1e-4), ("k", 0.01), ("v", 100.0)])
-def test_blocks_of_very_different_scales(name, factor):
-    """The maximum of a row comes from a block of another scale."""
-    given = dict(zip("qkv", qkv(150, 331, 2, 64)))
-    given[name][:, : 64 if name == "q" else 128] *= factor
-    check("fa3", SMALL["fa3"], *given.values(), causal=True, scale=0.02)
-    check("fa3", SMALL["fa3"], *given.values())
-
-
 @pytest.mark.parametrize("version, switches, sentence", [
     ("fa3", {"heads": 2}, "share no scale in FP8; use heads=1"),
     ("fa4", {"eighths": 1}, "eighths=1 is not possible in FP8; 0 is"),
@@ -257,30 +248,6 @@ def test_starts_up_to_their_limit(sign, factor, starts, started):
     check("fa4", config, q, k, v, "fp8:head", scale=scale)
     assert bool(started) == starts
     weights_add_up("fa4", config, q, k, "fp8:head", scale=scale)
-
-
-@pytest.mark.parametrize("starts", [False, True])
-@pytest.mark.parametrize("rows", ["all", "one of a warp"])
-def test_every_block_raises_the_reference(rows, starts):
-    """P would outgrow its type if it was not lowered in time."""
-    q, k, v = torch.zeros(1, 150, 2, 64), torch.zeros(1, 330, 2, 64), torch.randn(1, 330, 2, 64)
-    q[:, slice(None) if rows == "all" else torch.arange(150) % 16 == 15, :, 0] = 1.5
-    k[..., 0] = (70 * (330 - torch.arange(330)) / 64)[None, :, None]
-    config = small("fa4", threshold=4.0, starts=starts)
-    scale = 0.025 if starts else None
-    check("fa4", config, *(x.bfloat16() for x in (q, k, v)), "fp8:head", scale=scale)
-
-
-def test_starts_where_they_pay():
-    for precision, D, starts in (
-        ("fp8:head", 128, True), ("fp8:tensor", 80, True), ("fp8:head", 64, False),
-        ("fp8:block", 128, False), ("fp8", 256, False), (None, 128, False),
-    ):  # fmt: skip
-        q = torch.empty(1, 64, 16, D, dtype=torch.bfloat16)
-        q = q.to(E4M3) if precision is None else q
-        chosen = CONFIGS["fa4"].fp8_config(make_request(q, q, q, precision=precision))
-        assert chosen.starts == starts, precision
-        assert chosen.threshold == 3.0, precision
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,6 @@ def test_panels_in_every_order(version, order):
 
 
 @by_version
-def test_o_leaves_in_parts(version):
-    """Of one panel or two; the last part may be narrower than the buffer, or partly beyond O."""
-    config = small(version, q_stages=1, o_columns=64)
-    for D_v in (144, 200, 256):
-        check(version, config, *qkv(300, 60, 2, 64, D_v=D_v))
-
-
-@by_version
 def test_what_lies_beyond_the_head_dim_is_not_read(version):
     """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
     request = make_request(*qkv(100, 100, 2, 72))
@@ -306,13 +298,6 @@ def test_every_block_raises_the_reference(threshold, raised):
         assert set(rows.tolist()) == {0, 64, 100 - 64}  # the last tile ends in rows of zeros
 
 
-@pytest.mark.parametrize("D", [64, 160])
-def test_one_row_of_each_warp_raises_it(D):
-    q, k, v = growing(150, 330, 64, torch.arange(150) % 16 == 15)
-    q, k, v = (torch.nn.functional.pad(x, (0, D - 64), value=1.0) for x in (q, k, v))
-    check("fa4", small("fa4"), q, k, v, scale=0.125)
-
-
 @pytest.mark.parametrize("growth, any_raised", [(7.5, False), (8.5, True)])
 def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
     """From the second block on nothing grows: it is compared with what the first one set."""
@@ -335,11 +320,3 @@ def test_a_row_does_not_depend_on_its_neighbours():
     assert torch.equal(o[:, others], o_beside[:, others])
     assert torch.equal(lse[..., others], lse_beside[..., others])
     assert not torch.equal(o, o_beside)
-
-
-@pytest.mark.parametrize("threshold, eighths, dtype", [
-    (0.0, 1, FP16), (8.0, 2, torch.bfloat16), (4.0, 4, FP16),
-])  # fmt: skip
-def test_threshold_and_share_of_the_polynomial(threshold, eighths, dtype):
-    q, k, v = qkv(150, 330, 2, 64, kv_heads=1, dtype=dtype)
-    check("fa4", small("fa4", threshold=threshold, eighths=eighths), 3 * q, k, v, causal=True)
