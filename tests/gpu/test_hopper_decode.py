@@ -7,8 +7,6 @@ import torch
 
 from flash_versions import attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions import fa3, fa4
-from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa3.hopper.decode import host
 from flash_versions.versions.fa3.hopper.decode.host import DecodeConfig
 from flash_versions.versions.oracle.budget import assess_request
@@ -110,15 +108,6 @@ def test_options(name, page_size):
         key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()
     }
     check(*poisoned(page_size, options=options, M=2))
-
-
-@pytest.mark.parametrize("version", [fa3, fa4])
-def test_pages_and_uneven_rows_come_here(version):
-    for page_size in (64, None):
-        request, _ = poisoned(page_size)
-        assert version.choose_forward(request) is host.forward
-        assert version.choose_forward(request._replace(num_splits=2)) is fa2.forward
-    assert version.choose_forward(request._replace(kv_lengths=None)) is fa2.forward
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

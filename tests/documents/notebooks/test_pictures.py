@@ -52,7 +52,6 @@ SHAPES = [
     Shape(50, 70, 32, 16, False),
 ]
 VARIANTS = list(itertools.product((False, True), repeat=2))
-SIMPLE = Durations(load=100, product=10, answer=1, scores=5, exponentials=8, correct=3)
 
 
 # What kernels do

@@ -157,15 +157,6 @@ def test_nothing_to_multiply(x, weight, device):
     assert torch.equal(swiglu(x, weight, weight), swiglu_reference(x, weight, weight))
 
 
-def test_autocast(device):
-    x, weight = torch.randn(20, 40, device=device), torch.randn(72, 40, device=device)
-    with torch.autocast(device, torch.bfloat16):
-        y = linear(x.requires_grad_(), weight)
-    assert y.dtype == torch.bfloat16
-    y.sum().backward()
-    assert x.grad is not None and x.grad.dtype == torch.float32
-
-
 X, W = torch.zeros(5, 16), torch.zeros(24, 16)
 SQUARE, LONG = torch.zeros(16, 16), torch.zeros(6, 24)
 REFUSED = {

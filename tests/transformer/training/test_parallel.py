@@ -18,7 +18,6 @@ from tests.transformer.training.parallel_worker import (
     CASES,
     CHAINS,
     LENGTH,
-    ROUNDED,
     lessons,
     make,
     recipe,
@@ -238,14 +237,3 @@ def test_a_gpu_for_each_process(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="started 3 processes here but torch finds 2 GPUs"):
         own_device("cuda")
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_rounded_as_in_one_process(folder, ranks, name):
-    """FSDP rounds weights as one process does; gradients are summed in fp32."""
-    expected = take(make(folder / "model", ALONE, **ROUNDED[name]), 1)
-    for found in (rank[name] for rank in ranks):
-        assert found["rollouts"] == expected["rollouts"]
-        for which, gradient in expected["gradients"].items():
-            error = found["gradients"][which] - gradient
-            assert error.norm() <= 2**-6 * gradient.norm(), which
