@@ -90,26 +90,6 @@ def test_groups_and_queries(heads, kv_heads, queries, dtype):
     check(*poisoned(16, **shape))
 
 
-OPTIONS = {
-    "full": {"causal": False},
-    "window": {"window": (400, None)},
-    "window ahead": {"causal": False, "window": (200, 10)},
-    "softcap": {"softcap": 3.0},
-    "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, -torch.inf] * 2)},
-    "slopes": {"alibi_slopes": torch.linspace(0, 1, 64).view(8, 8)},
-    "int32": {"kv_lengths": torch.tensor(LENGTHS, dtype=torch.int32)},
-}
-
-
-@pytest.mark.parametrize("page_size", [None, 64])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options(name, page_size):
-    options = {
-        key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()
-    }
-    check(*poisoned(page_size, options=options, M=2))
-
-
 @pytest.mark.parametrize("page_size", [None, 64])
 def test_a_graph_follows_the_lengths(page_size):
     """Replayed with other lengths; the same bits 100 times, whichever program comes last, and when

@@ -9,7 +9,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 from PIL import Image as Picture
 
@@ -17,7 +16,7 @@ import lessons
 from flash_versions import VERSIONS, attention_reference
 from flash_versions.diff import code_of
 from lessons import measurements
-from lessons.kernels import compiled, needs_triton, source
+from lessons.kernels import source
 from lessons.moved import bytes_moved
 from lessons.pictures import films
 from lessons.practice import answers, exercises, folded
@@ -115,10 +114,7 @@ def test_films_have_a_picture_for_each_step(displayed, count, frames):
         (12, 12.0, "(right)"),
         (11.5, 12.0, "(close)"),
         (24, 12.0, "(2 times too high)"),
-        (6, 12.0, "(2 times too low)"),
         (12.0, 12e9, "(far too low)"),
-        (-12, 12, "(not what you said)"),
-        ("K", "V", "(not what you said)"),
         ("V", "V", "(right)"),
     ],
 )
@@ -202,31 +198,6 @@ def test_changes_are_those_of_the_lessons(displayed):
         assert "alibi" not in "".join(lines)
     lessons.changes("fa2", "fa3", "softmax_step")
     assert displayed[-1]["text/plain"] == "softmax_step has not changed"
-
-
-@pytest.mark.slow
-def test_instructions_are_those_of_the_architecture(tmp_path, monkeypatch):
-    """Ampere multiplies with mma.sync, Hopper with wgmma; a second answer comes from the cache."""
-    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
-    both = lessons.instructions("fa1", ("sm_80", "sm_90"), head_dim=64, causal=True)
-    assert both["sm_80"]["mma_sync"] > 0 and both["sm_80"]["wgmma"] == 0
-    assert both["sm_90"]["mma_sync"] == 0 and both["sm_90"]["wgmma"] > 0
-    assert both["sm_80"]["registers"] <= 255 and both["sm_80"]["opcodes"]["HMMA"] > 0
-    monkeypatch.setattr(compiled, "inspected", None)
-    assert lessons.instructions("fa1", "sm_90", head_dim=64, causal=True) == both["sm_90"]
-    with pytest.raises(ValueError, match="forward_kernel, not 'other'"):
-        lessons.instructions("fa1", "sm_90", kernel="other", head_dim=64, causal=True)
-
-
-def test_cells_that_compile_say_that_they_need_triton(monkeypatch, capsys):
-    shell = InteractiveShell.instance()
-    monkeypatch.setattr(needs_triton, "get_ipython", lambda: shell)
-    needs_triton.register()
-    cell = "%%needs_triton\nprint('compiled')"
-    shell.run_cell(cell).raise_error()
-    monkeypatch.setattr(needs_triton, "triton_missing", lambda: "this needs Triton's compiler.")
-    shell.run_cell(cell).raise_error()
-    assert capsys.readouterr().out == "compiled\nThis needs Triton's compiler.\n"
 
 
 def test_bytes_are_those_of_inputs_and_results():

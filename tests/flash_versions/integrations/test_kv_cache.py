@@ -151,17 +151,6 @@ def test_append(dtype, rotary, name, device):
     assert torch.equal(memory, expected)
 
 
-def test_append_of_any_strides(device):
-    k_cache, v_cache = torch.zeros(2, HEADS, 9, 2, DIM, device=device).transpose(1, 2).unbind(3)
-    k = torch.randn(2, HEADS, 3, DIM, device=device).transpose(1, 2)
-    v = torch.randn(2, 3, DIM, HEADS, device=device).mT
-    lengths = torch.tensor([[4, 9], [0, 9]], device=device)[:, 0]
-    append_to_cache(k_cache, v_cache, k, v, lengths)
-    for cache, x in ((k_cache, k), (v_cache, v)):
-        assert torch.equal(cache[0, 4:7], x[0]) and torch.equal(cache[1, :3], x[1])
-        assert cache.count_nonzero() == x.numel()
-
-
 def test_append_is_a_well_formed_operator(device):
     k_cache, v_cache, k, v = torch.randn(4, 2, 3, HEADS, DIM, device=device).unbind(0)
     lengths = torch.tensor([0, 2], device=device)
@@ -254,23 +243,6 @@ def test_queries_turn_with_their_position_if_it_matters(name, device):
     positions = lengths[:, None] + torch.arange(3, device=device) * one_by_one
     seen_q = rotate(q, cos, sin, positions)
     assert_within_budget(out, None, seen_q, *caches, kv_lengths=lengths + 3, **ours)
-
-
-def test_options_are_those_of_attention(device):
-    lengths = torch.tensor([20, 1, 29], device=device)
-    q, _, _ = inputs(device)
-    caches = filled_cache(device, lengths.tolist())
-    slopes, sink = torch.rand(2, 4, device=device)
-    same = {"causal": True, "softcap": 2.0, "alibi_slopes": slopes, "num_splits": 2}
-    out, lse = flash_attn_with_kvcache(
-        q, *caches, cache_seqlens=lengths, return_softmax_lse=True,
-        softmax_scale=0.3, window_size=(7, -1), s_aux=sink, **same,
-    )  # fmt: skip
-    expected = attention(
-        q, *caches, kv_lengths=lengths, return_lse=True,
-        scale=0.3, window=(7, None), sink=sink, **same,
-    )  # fmt: skip
-    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
 def test_pages_and_rows_give_the_same_bits(device):

@@ -47,16 +47,6 @@ RIGHT: dict[str, list[File]] = {
             there = (column < columns)[:, None] & (row < rows)[None, :]
             tl.store(y + column[:, None] * rows + row[None, :], tl.trans(tile), mask=there)
         """)),
-        right("a program for a row of tiles", ("grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))", "grid = (triton.cdiv(x.shape[0], 16),)"),
-            ("    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n", "    for first in range(0, columns, BLOCK):\n        move(x, y, row, first + tl.arange(0, BLOCK), rows, columns)\n"),
-            ("    inside = (row < rows)[:, None] & (column < columns)[None, :]\n    tile = tl.load(x + row[:, None] * columns + column[None, :], mask=inside)\n", ""),
-            (0, ""), '''
-@triton.jit
-def move(x, y, row, column, rows, columns):
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = tl.load(x + row[:, None] * columns + column[None, :], mask=inside)
-    tl.store(y + column[None, :] * rows + row[:, None], tile, mask=inside)
-'''),
     ],
     "row_sum": [
         right("the sum at the end", ("total = tl.zeros((BLOCK,), tl.float32)", "tiles = tl.zeros((BLOCK, BLOCK), tl.float32)"),
@@ -83,18 +73,6 @@ def add(a, b):
             total = tl.sum(p)
             tl.store(y + row * columns + column, p * (1.0 / tl.maximum(total, 1e-30)), mask=inside)
         """)),
-        right("four rows in a program", ("row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1]", "row_softmax_kernel[(triton.cdiv(x.shape[0], 4),)](x, y, *x.shape"), '''
-@triton.jit
-def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (column < columns)
-    s = tl.load(x + row * columns + column, mask=inside, other=-float("inf"))
-    largest = tl.max(s, 1, keep_dims=True)
-    p = tl.where(s > float("-inf"), tl.exp(s - largest), 0.0)
-    total = tl.sum(p, axis=1, keep_dims=True)
-    tl.store(y + row * columns + column, tl.where(total > 0, p / total, 0.0), mask=inside)
-'''),
     ],
     "online_softmax": [
         right("powers of 2", (0, """
@@ -104,23 +82,6 @@ def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
             l = l * tl.exp2(m - pivot) + tl.sum(tl.exp2(s - pivot[:, None]), 1)
             m = new_m
         """), ("m + tl.log(l)", "(m + tl.log2(l)) * 0.6931471805599453")),
-        right("a maximum and a sum for each place of a block, put together at the end", '''
-@triton.jit
-def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = tl.full((BLOCK, BLOCK), -1e30, tl.float32)
-    l = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        s = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=float("-inf"))
-        new_m = tl.maximum(m, s)
-        l = l * tl.exp(m - new_m) + tl.exp(s - new_m)
-        m = new_m
-    largest = tl.max(m, 1)
-    total = tl.sum(l * tl.exp(m - largest[:, None]), 1)
-    tl.store(lse + row, largest + tl.log(total), mask=row < rows)
-'''),
         right("a state of two in a tuple, carried by the loop", ("    for start in", "    state = (m, l)\n    for start in"), (0, """
             before, l = state
             m = tl.maximum(before, tl.max(s, 1))
@@ -144,28 +105,6 @@ def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
             ("k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k_tile = tl.load(k_block, boundary_check=(1,), padding_option=\"zero\")"),
             ("v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "v_tile = tl.load(v_block, boundary_check=(0,), padding_option=\"zero\")\n        k_block = tl.advance(k_block, (0, BLOCK))\n        v_block = tl.advance(v_block, (BLOCK, 0))"),
             ("k_tile.T", "k_tile")),
-        right("a named tuple as state", ("    for start in", "    state = State(m, l, average)\n    for start in"), (0, """
-            k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)
-            v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)
-            s = tl.where((key < keys)[None, :], tl.dot(q_tile, k_tile.T) * scale, float("-inf"))
-            state = updated(state, s, v_tile)
-        """), ("dim[None, :], average, mask", "dim[None, :], state.total / state.l[:, None], mask"), '''
-from typing import NamedTuple
-
-
-class State(NamedTuple):
-    m: tl.tensor
-    l: tl.tensor
-    total: tl.tensor
-
-
-@triton.jit
-def updated(state, s, v_tile):
-    m = tl.maximum(state.m, tl.max(s, 1))
-    p = tl.exp(s - m[:, None])
-    alpha = tl.exp(state.m - m)
-    return State(m, alpha * state.l + tl.sum(p, 1), state.total * alpha[:, None] + tl.dot(p, v_tile))
-'''),
     ],
     "fa2": [
         right("the product adds to acc itself", ("acc = acc * alpha[:, None] + tl.dot(p.to(v_tile.dtype), v_tile)", "acc = tl.dot(p.to(v_tile.dtype), v_tile, acc=acc * alpha[:, None])")),
@@ -210,24 +149,6 @@ def sees(i, j, queries, keys):
         """), ("tl.where(l == 0.0, 1.0, l)", "l")),
     ],
     "combine": [
-        right("a loop over the parts, scalars", (0, """
-            m = float("-inf")
-            l = 0.0
-            acc = tl.zeros((D,), tl.float32)
-            for i in range(splits):
-                each = tl.load(lses + i * queries + row)
-                if each > float("-inf"):
-                    new_m = tl.maximum(m, each)
-                    alpha = tl.exp(m - new_m)
-                    weight = tl.exp(each - new_m)
-                    acc = acc * alpha + weight * tl.load(parts + (i * queries + row) * D + dim)
-                    l = l * alpha + weight
-                    m = new_m
-            if l > 0.0:
-                acc = acc / l
-            tl.store(o + row * D + dim, acc)
-            tl.store(lse + row, m + tl.log(l))
-        """)),
         right("where hides NaN and what is undefined", (0, """
             there = split < splits
             each = tl.load(lses + split * queries + row, mask=there)
@@ -244,20 +165,6 @@ def sees(i, j, queries, keys):
         """)),
     ],
     "delta": [
-        right("a kernel that a function makes", '''
-def make(rows):
-    BLOCK = tl.constexpr(rows)
-
-    @triton.jit
-    def kernel(o, do, delta, queries, D: tl.constexpr):
-        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        here = row[:, None] < queries
-        address = row[:, None] * D + tl.arange(0, D)[None, :]
-        product = tl.load(o + address, here, 0.0).to(tl.float32) * tl.load(do + address, here, 0.0).to(tl.float32)
-        tl.store(delta + row, tl.sum(product, 1), mask=row < queries)
-
-    return kernel
-''', ("delta_kernel[(triton.cdiv(o.shape[0], 16),)]", "make(8)[(triton.cdiv(o.shape[0], 8),)]"), ("D=o.shape[1], BLOCK=16)", "D=o.shape[1])")),
         right("undefined rows that are not stored, tl.cast", (0, """
             here = (row < queries)[:, None]
             product = tl.cast(tl.load(o + address, mask=here), tl.float32) * tl.cast(tl.load(do + address, mask=here), tl.float32)
@@ -271,16 +178,6 @@ def delta_kernel(o, do, delta, queries, D: tl.constexpr, BLOCK: tl.constexpr):
 ''', ("(triton.cdiv(o.shape[0], 16),)", "(len(o),)"), ("torch.empty(o.shape[0], dtype=torch.float32)", "o.new_empty((o.size(0),), dtype=torch.float32)")),
     ],
     "dk_dv": [
-        right("an aggregate of the two sums", "from flash_versions.versions.tiles.triton_compat import aggregate", ("    for start in", "    sums = Sums(dk_tile, dv_tile)\n    for start in"), ("        dv_tile += tl.dot(p.T, do_tile)\n", ""), ("        dk_tile += tl.dot(ds.T, q_tile)\n", "        sums = sums.plus(p, ds, q_tile, do_tile)\n"), ("dk_tile * scale", "sums.dk * scale"), ("dim[None, :], dv_tile,", "dim[None, :], sums.dv,"), '''
-@aggregate
-class Sums:
-    dk: tl.tensor
-    dv: tl.tensor
-
-    @triton.jit
-    def plus(self, p, ds, q_tile, do_tile):
-        return Sums(self.dk + tl.dot(ds.T, q_tile), self.dv + tl.dot(p.T, do_tile))
-'''),
         right("the scale in dS, from the last queries to the first", ("range(0, queries, BLOCK)", "range((queries - 1) // BLOCK * BLOCK, -1, -BLOCK)"), ("ds = p * (", "ds = scale * p * ("), ("dk_tile * scale", "dk_tile")),
         right("undefined LSE and delta, hidden by where", ("row_lse = tl.load(lse + row, mask=here, other=float(\"inf\"))", "row_lse = tl.load(lse + row, mask=here)"), ("row_delta = tl.load(delta + row, mask=here, other=0.0)", "row_delta = tl.load(delta + row, mask=here)"),
             ("        p = tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None])", "        p = tl.where(here[:, None], tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None]), 0.0)"),
@@ -298,16 +195,6 @@ class Sums:
             return tl.where(seen, tl.exp(s - row_lse[:, None]), 0.0)
         """)),
         right("query tiles that begin with the first query that sees a key", ("begin = first // BLOCK * BLOCK", "begin = first")),
-        right("other bounds, another LSE in the place of -inf", (0, """
-            safe = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
-            s = tl.dot(q_tile, k_tile.T) * scale - safe[:, None]
-            return tl.exp(tl.where(seen, s, float("-inf")))
-        """), (1, """
-            hidden = keys - queries
-            begin = tl.maximum(0, (tl.program_id(0) * BLOCK - hidden) // BLOCK * BLOCK)
-            if tl.program_id(0) * BLOCK < hidden:
-                begin = 0
-        """), (2, "end = tl.minimum(keys, tl.program_id(0) * BLOCK + BLOCK - queries + keys)")),
     ],
     "ring": [
         right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2]", "[3]"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),
@@ -317,23 +204,6 @@ class Sums:
             mbarrier.expect(full.index(slot), x.block_type.nbytes)
             load_tile(x, [i * 64, 0], full.index(slot), slots.index(slot))
         """)),
-        right("a Pipeline", ("(consume, (y, slots, full, empty, tiles)), (produce, (x, slots, full, empty, tiles))", "(consume, (y, pipeline, tiles)), (produce, (x, pipeline, tiles))"), '''
-from flash_versions.versions.tiles.pipeline import make_pipeline
-
-
-@gluon.jit
-def produce(x, pipeline, tiles):
-    stage = pipeline.at(0, 0)
-    for i in range(tiles):
-        pipeline.fill(stage, x, [i * 64, 0])
-        stage = stage.next()
-''', ("def consume(y, slots, full, empty, tiles)", "def consume(y, pipeline, tiles)"), ("    for i in range(tiles):\n        slot = i % 2\n", "    stage = pipeline.at(0, 0)\n    for _ in range(tiles):\n"), ("        # write: wait for `full`, add slots.index(slot).load(layout), fence, arrive at `empty`\n        mbarrier.wait(full.index(slot), i // 2 & 1)\n        total += slots.index(slot).load(layout).to(gl.float32)\n        fence_async_shared()\n        mbarrier.arrive(empty.index(slot), count=1)\n        # end\n", "        pipeline.wait(stage)\n        total += pipeline.tile(stage).load(layout).to(gl.float32)\n        pipeline.release_loaded(stage)\n        stage = stage.next()\n"), '''
-@gluon.jit
-def ring_kernel(x, y, tiles):
-    pipeline = make_pipeline(x, 4, 1)
-    fence_async_shared()
-    gl.warp_specialize([(consume, (y, pipeline, tiles)), (produce, (x, pipeline, tiles))], [1], [24])
-'''),
         right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
     ],
     "producer": [
@@ -351,17 +221,6 @@ def ring_kernel(x, y, tiles):
     ],
     "overlap": [
         right("three slots of K and of V", ("make_pipeline(k, 2, 1)", "make_pipeline(k, 3, 1)"), ("make_pipeline(v, 2, 1)", "make_pipeline(v, 3, 1)")),
-        right("P V is issued first", (0, """
-            v_ring.wait(before)
-            acc_token = multiply_pv(p, v_ring.tile(before), acc)
-            k_ring.wait(stage)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            acc = warpgroup_mma_wait(1, deps=[acc_token])
-            v_ring.release(before)
-            s = warpgroup_mma_wait(0, deps=[s_token])
-            k_ring.release(stage)
-            p = rounded(s * s * (1 / 4096), v_ring.tile(stage), acc)
-        """)),
     ],
     "ping_pong": [
         right("barriers by their numbers", "from flash_versions.versions.tiles.pipeline import announce, meet", (0, """
@@ -371,19 +230,6 @@ def ring_kernel(x, y, tiles):
             meet(12 + CONSUMER, 256)
             s_token = multiply_qk(q_tile, k_ring.tile(stage))
             announce(13 - CONSUMER, 256)
-        """)),
-        right("no first turn is given, and no last one", (0, "start = 0"), ("for _ in range(blocks):\n        k_ring.wait(stage)", "for i in range(blocks):\n        k_ring.wait(stage)"), (1, """
-            if CONSUMER == 1:
-                named_barrier_sync(CONSUMER)
-            else:
-                if i > start:
-                    named_barrier_sync(CONSUMER)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            if CONSUMER == 0:
-                named_barrier_arrive(CONSUMER, 2)
-            else:
-                if i < blocks - 1:
-                    named_barrier_arrive(CONSUMER, 2)
         """)),
         right("mbarriers instead of named ones", "from triton.experimental.gluon.language.nvidia.hopper import mbarrier", "from flash_versions.versions.tiles.pipeline import make_barriers", ("(o, q_ring, k_ring, blocks,", "(o, turns, q_ring, k_ring, blocks,"),
             ("    fence_async_shared()\n", "    turns = make_barriers(2, 1)\n    fence_async_shared()\n"), ("    for _ in range(blocks):\n        k_ring.wait(stage)", "    for i in range(blocks):\n        k_ring.wait(stage)"), (0, "pass"), (1, """
@@ -401,17 +247,6 @@ def ring_kernel(x, y, tiles):
             l *= alpha
             m = chosen
             rescales += gl.where(grows, 1.0, 0.0)
-        """)),
-        right("the branch that does nothing is written, too", (0, """
-            if gl.max(gl.where(new_m > m + 8.0, 1, 0), 0) > 0:
-                alpha = gl.exp2(m - new_m)
-                rescales = rescales + 1.0
-            else:
-                alpha = gl.full([64], 1.0, gl.float32, rows)
-                new_m = m
-            acc = acc * alpha[:, None]
-            l = l * alpha
-            m = new_m
         """)),
     ],
     "fa3": [

@@ -213,15 +213,6 @@ def test_a_planned_mask_is_listed_once(device, monkeypatch):
     assert len(made) == 3 * alone + 1
 
 
-def test_one_plan_serves_calls_with_other_windows(device):
-    """The same tensors; what causal and a window leave of the intervals is each call's own."""
-    q, k, v = inputs(150, dtype=torch.float32, device=device)
-    ends = torch.randint(151, (150,), device=device)
-    mask = masks.plan_mask({"query_starts": ends // 3, "query_ends": ends})
-    for options in ({}, {"causal": True}, {"window": (20, None)}, {"window": (None, 20)}):
-        check("fa2", q, k, v, **mask, **options)
-
-
 def right(options, device):
     """Whether FA2's result is within the error budget."""
     torch.manual_seed(0)

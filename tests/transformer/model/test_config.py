@@ -58,15 +58,11 @@ ROPES = {
     "llama3": LLAMA3,
     "yarn": YARN,
     "yarn, no truncation": {**YARN, "truncate": False},
-    "yarn, attention factor": {**YARN, "attention_factor": 1.25},
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
-    "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
-    "yarn, ramp past the last pair": {**YARN, "original_max_position_embeddings": 262_144},
     "yarn, ramp past all dimensions": {**YARN, "theta": 4.0},
     "dynamic": DYNAMIC,
     "longrope": {**LONGROPE, **PAIRS},
-    "longrope, attention factor": {**LONGROPE, **PAIRS, "attention_factor": 1.25},
 }
 
 
@@ -113,31 +109,6 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
     expected, _ = phi.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
     table = rotary_table(Rope(partial_rotary_factor=turned), 64, 50, q.device, q.dtype)
     assert torch.equal(rotate(q, *table.unbind(1)), expected)
-
-
-@pytest.mark.parametrize(
-    "older, newer",
-    [
-        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-        (
-            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
-        ),
-        (
-            {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 2}},
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}},
-        ),
-        ({"head_dim": None}, {"head_dim": 12}),
-        ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-            {"layer_types": ["full_attention"] * 2},
-        ),
-    ],
-    ids=["theta absent", "type", "both types", "head_dim", "heads", "no layer"],
-)
-def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
-    assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
 
 
 def test_qwen2_has_its_own_idea_of_biases():

@@ -168,12 +168,9 @@ def test_an_error_of_one_rank_ends_both(ranks):
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [("train --lr nan --out {}/new", "--lr must be above 0"),
-     ("train --data {}/none.jsonl --out {}/new", "{}/none.jsonl: No such file or directory"),
      ("train --steps 1 --out {}/file", "{}/file: Not a directory"),
-     ("train --steps 1 --out {}/new --attention fa9.py", "fa9.py"),
      ("grpo --group 1 --out {}/new", "--group must be at least 2, got 1"),
-     ("grpo --model {}/none --out {}/new", "{}/none"),
-     ("grpo --out {}/file", "{}/file: Not a directory")],
+     ],
 )  # fmt: skip
 def test_two_processes_refuse_once(command, sentence, tmp_path):
     (tmp_path / "file").touch()

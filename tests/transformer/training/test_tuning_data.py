@@ -155,9 +155,7 @@ LOST = {
         "begin the assistant's message 'aa'",
     ),
     "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
-    "a call": (CUTTING, asked("", tool_calls=[{"function": {"name": "f"}}]), "leaves out a part"),
     "no thought, said so": (OPENING.replace("[A]{{", "[A]</think>{{"), asked("aa"), "in '<think>'"),
-    "the assistant": ("{{ messages[0].content }}", asked("aa"), "leaves out a part of the ass"),
 }
 
 
@@ -246,24 +244,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert BAD[line] in str(raised.value)
     path.write_text(f"{GOOD}\n\n{GOOD}\n")
     assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
-
-
-@pytest.mark.parametrize(
-    "text, names",
-    [
-        (f"[{GOOD}, {GOOD}]", [", item 1", ", item 2"]),
-        (json.dumps([json.loads(GOOD)] * 2, indent=2), [", item 1", ", item 2"]),
-        (json.dumps(json.loads(GOOD), indent=2), [""]),
-        ("\ufeff" + GOOD, [", line 1"]),
-    ],
-    ids=["list", "pretty list", "pretty object", "BOM"],
-)
-def test_json_that_is_not_in_lines(tmp_path, text, names):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(text)
-    found = read_chats(path)
-    assert [chat.name for chat in found] == [f"{path}{name}" for name in names]
-    assert all(chat.messages == (USER, LAST) for chat in found)
 
 
 def test_the_split_depends_on_contents_only():

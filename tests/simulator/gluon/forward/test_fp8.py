@@ -17,7 +17,7 @@ from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.quantized import prepare
-from tests.simulator.gluon.hopper import CONFIGS, HOSTS, Watched, small, taken
+from tests.simulator.gluon.hopper import HOSTS, Watched, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -198,16 +198,6 @@ def test_fp16_holds_the_largest_scores_and_their_differences(size):
         check("fa3", SMALL["fa3"], q, k, v, Fp8(scales), scale=0.01 / size)
 
 
-@pytest.mark.parametrize("version, switches, sentence", [
-    ("fa3", {"heads": 2}, "share no scale in FP8; use heads=1"),
-    ("fa4", {"eighths": 1}, "eighths=1 is not possible in FP8; 0 is"),
-])  # fmt: skip
-def test_what_is_not_possible_in_fp8(version, switches, sentence):
-    request = make_request(*qkv(10, 10, 2, 64, kv_heads=1), precision="fp8")
-    with pytest.raises(ValueError, match=sentence):
-        attend(version, replace(SMALL[version], **switches), request)
-
-
 # ------------------------------------------------------------------------------- FA4
 @pytest.fixture
 def started(monkeypatch):
@@ -248,12 +238,3 @@ def test_starts_up_to_their_limit(sign, factor, starts, started):
     check("fa4", config, q, k, v, "fp8:head", scale=scale)
     assert bool(started) == starts
     weights_add_up("fa4", config, q, k, "fp8:head", scale=scale)
-
-
-@pytest.mark.parametrize(
-    ("keys", "threshold"), [(2, 3), (4096, 3), (4097, 2), (8193, 1), (16385, 1)]
-)
-def test_the_threshold_is_the_largest_that_loses_an_eighth(keys, threshold):
-    q, k = torch.empty(1, 64, 16, 128), torch.empty(1, keys, 16, 128)
-    chosen = CONFIGS["fa4"].fp8_config(make_request(q.bfloat16(), k.bfloat16(), k.bfloat16()))
-    assert chosen.threshold == threshold

@@ -8,12 +8,10 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import (
-    CONFIGS,
     HOSTS,
     VERSIONS,
     Watched,
@@ -153,17 +151,6 @@ def test_what_lies_beyond_the_head_dim_is_not_read(version):
     assert_ok(assess_request(found, request))
 
 
-def test_panels_are_the_narrowest_that_hold_a_head_dim():
-    """Against all pairs of powers of two."""
-    powers = [64, 128, 256]
-    pairs = [(x, y) for x in powers for y in (16, 32, 64, 128) if y < x]
-    pairs += [(x,) for x in (32, *powers)]
-    for head_dim in range(1, 257):
-        widths = panel_widths(head_dim)
-        assert widths in pairs
-        assert sum(widths) == min(sum(x) for x in pairs if sum(x) >= head_dim)
-
-
 # ------------------------------------------------------------------------------- masks
 @pytest.mark.parametrize("block_kv", [64, 128])
 @pytest.mark.parametrize("M, N", [(256, 384), (384, 256), (250, 250), (250, 314)])
@@ -246,17 +233,6 @@ def test_heads_of_a_group_share_tiles(name, version, order):
     check(version, config, *inputs, **options)
 
 
-@pytest.mark.parametrize("options, of_tile", [
-    ({"causal": True}, 4), ({"kv_lengths": [8192]}, 4), ({"window": (100, 0)}, 4),
-    ({"causal": True, "alibi_slopes": [0.5] * 12}, 1),
-], ids=str)  # fmt: skip
-def test_which_share_a_tile_by_default(options, of_tile):
-    q, k = torch.empty(1, 8192, 12, 64), torch.empty(1, 8192, 1, 64)
-    options = {x: torch.tensor(y) if isinstance(y, list) else y for x, y in options.items()}
-    request = make_request(q, k, k, **options)
-    assert CONFIGS["fa3"].default_config(request).heads == of_tile
-
-
 @pytest.mark.parametrize("switches, options, sentence", [
     ({"heads": 4}, {}, "heads=4 .* 6 query heads to a key head"),
     ({"heads": 2}, {"alibi_slopes": torch.ones(6)}, "no slope"),
@@ -306,17 +282,3 @@ def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
     k[:, :64, :, 0] = growth
     check("fa4", small("fa4"), q, k, v, scale=math.log(2))
     assert torch.stack(raised).any() == any_raised
-
-
-def test_a_row_does_not_depend_on_its_neighbours():
-    """Rows that are not raised are multiplied by 1 or not at all: the same bits."""
-    results = []
-    for raising in ([], [41]):
-        torch.manual_seed(0)
-        request = make_request(*growing(64, 300, 64, raising))
-        results.append(attend("fa4", request, small("fa4")).values())
-    others = torch.arange(64) != 41
-    (o, lse), (o_beside, lse_beside) = results
-    assert torch.equal(o[:, others], o_beside[:, others])
-    assert torch.equal(lse[..., others], lse_beside[..., others])
-    assert not torch.equal(o, o_beside)

@@ -185,16 +185,6 @@ def test_packed_keys_of_which_the_first_few_are_used(head_dim, version):
     assert_right(exact._replace(k=k, v=v), exact, do[None].nan_to_num(), version)
 
 
-@by_version
-def test_packed_queries_on_a_cache(version):
-    """A chunk of new tokens for each row, which is filled to another length."""
-    request, exact, _ = padded([130, 0, 99], None, causal=True)
-    lengths = [70, 3, 65]
-    q, do = torch.randn(2, 1, sum(lengths), 4, 64, dtype=torch.bfloat16)
-    chunks = {"q": q, "cu_seqlens_q": torch.tensor([0, *lengths]).cumsum(0).int()}
-    assert_right(request._replace(**chunks), exact._replace(**chunks), do, version)
-
-
 @in_turn("kind head_dim version", [
     ("dense", 64, "fa3"), ("dense", 256, "fa4"), ("packed", 128, "fa3"), ("packed", 64, "fa4"),
     ("packed", 256, "fa3"),
