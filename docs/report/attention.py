@@ -59,6 +59,11 @@ def is_headline(row: Row) -> bool:
     return (row["N"], row["D"]) == (8192, 128)
 
 
+def is_shown(row: Row) -> bool:
+    """Whether a table has a row; the figures have all lengths."""
+    return row["N"] in (1024, 4096, 16384)
+
+
 def summary(document: Document, suite: str = "table") -> str:
     """The versions' speed in one number for each head dim: the geometric mean of the ratios to
     cuDNN and to flash-attn-4 over all long shapes, and over the short ones. A mean says over how
@@ -83,7 +88,7 @@ def summary(document: Document, suite: str = "table") -> str:
     return ended(pivot(title, parts, versions, dict.get), provenance(document, suite))
 
 
-def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
+def ablation(document: Document, suite: str) -> str:
     """A table for each version that has variants: its rate, and the ratio to it of its variants, of
     the versions before it and of a peer.
     """
@@ -97,7 +102,7 @@ def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -
             return rate(group, name) if name == version else times and f"{times:.2f}"
 
         if members:
-            columns = [version, *members, *bases[: bases.index(version)], peer]
+            columns = [version, *members, *bases[: bases.index(version)], "cudnn"]
             tables.append(pivot("TFLOP/s, then ratios to it", groups, columns, cell, members))
     return ended("\n\n".join(tables), provenance(document, suite))
 
@@ -135,7 +140,8 @@ def fp8(document: Document) -> str:
         return f"{rate(group, name)} ({ratios})"
 
     title = "TFLOP/s (ratio to its own bf16, to cuDNN FP8)"
-    table = pivot(title, lines(document, "fp8", where), names(document, "fp8"), cell)
+    groups = {w: x for w, x in lines(document, "fp8", where).items() if is_shown(any_row(x))}
+    table = pivot(title, groups, names(document, "fp8"), cell)
     return ended(table, provenance(document, "fp8"))
 
 
@@ -298,7 +304,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     )
 
 
-def divided_groups(document: Document, suite: str) -> str:
+def divided_groups(document: Document) -> str:
     """Backwards whose groups of query heads are divided over so many programs, and the default."""
 
     def called(row: Row) -> str:
@@ -313,7 +319,7 @@ def divided_groups(document: Document, suite: str) -> str:
 
     timed = document | {"rows": [row for row in document["rows"] if "ms_p50" in row]}
     body = []
-    for name, rows in lines(timed, suite, called, by="name").items():
+    for name, rows in lines(timed, "divided groups", called, by="name").items():
         chosen = next(row for row in [*rows.values()][::-1] if row["default"])
         ms = chosen["ms_p50"]
         cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
@@ -322,10 +328,11 @@ def divided_groups(document: Document, suite: str) -> str:
         body.append(cells)
     header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
     header += ["times as fast as 1 part", "times as fast as rows with copies"]
-    if all(line[-1] == "-" for line in body):
-        header, body = header[:-1], [line[:-1] for line in body]
-    table = markdown(header, body)
-    return ended(table, "4 query heads to a key head, bf16.", source(document, suite))
+    return ended(
+        markdown(header, body),
+        "4 query heads to a key head, bf16.",
+        source(document, "divided groups"),
+    )
 
 
 def in_turns(document: Document) -> str:
@@ -485,13 +492,11 @@ def random_dense(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "headline": partial(rates, suite="table", wanted=is_headline),
     "headline backward": partial(rates, suite="backward", wanted=is_headline),
-    "prefill": partial(rates, suite="table"),
-    "backward": partial(rates, suite="backward"),
+    "prefill": partial(rates, suite="table", wanted=is_shown),
+    "backward": partial(rates, suite="backward", wanted=is_shown),
     "against peers backward": partial(summary, suite="backward"),
     "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
-    "ablation": ablation,
-    "ablation fp8": partial(ablation, suite="ablation fp8", peer="cudnn fp8"),
     "ablation backward": partial(ablation, suite="ablation backward"),
     "worth fa3": partial(worth, version="fa3"),
     "worth fa4": partial(worth, version="fa4"),
@@ -503,9 +508,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "several gpus": several_gpus,
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": partial(divided_groups, suite="divided groups"),
-    "divided groups of 192 dims": partial(divided_groups, suite="divided groups, 192"),
-    "wide divided groups": partial(divided_groups, suite="divided groups, wide"),
+    "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,
     "random lengths": random_lengths,

@@ -41,7 +41,6 @@ PICTURES = {
     "scores/splits": Picture(splits.data, splits.tree),
     "pipeline/schedules": Picture(gantt.data, gantt.schedules),
     "pipeline/schedules-measured": Picture(gantt.data, gantt.against_measured),
-    "pipeline/schedules-traced": Picture(gantt.data, gantt.beside_trace),
     "pipeline/roles": Picture(roles.data, roles.state_machine),
     "memory/traffic": Picture(traffic.data, traffic.against_length),
     "memory/ordinary-work": Picture(traffic.data, traffic.ordinary_work),

@@ -13,7 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from lessons.stepper import __main__ as command
 from lessons.stepper import hopper
-from tests.documents.site.test_docs import CUT_OFF, browser  # noqa: F401
+from tests.documents.site.test_docs import browser  # noqa: F401
 from tests.helpers import ROOT
 
 PAGE = ROOT / "docs" / "extra" / "stepper" / "index.html"

@@ -241,9 +241,6 @@ def test_each_sequence_by_itself(name, device):
         assert_ok(found)
 
 
-# ---- 8-bit inputs ----
-
-
 # ---- gradients: one tensor for stacked arguments, with the bits of separate ones ----
 
 STACKED = {  # the functions of stacked and of separate tensors, which tensors, lengths of both
