@@ -38,16 +38,11 @@ def keep(document, out, rows, hidden=("suite",)):
     save(document, out)
 
 
-def earlier(path, keys, document):
-    """The rows of an earlier document, which has to have the same of these keys; none if there is
-    no such file.
-    """
+def earlier(path):
+    """The rows of an earlier document; none if there is no such file."""
     if not path.exists():
         return []
     before = json.loads(path.read_text())
-    for key in keys:
-        if before[key] != document[key]:
-            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
     return [{key: before[key] for key in ("date", "commit")} | row for row in before["rows"]]
 
 

@@ -1,20 +1,16 @@
-r"""A step of other libraries' trainers with our attention, against torch's; writes JSON.
+"""A step of other libraries' trainers with our attention, against torch's; writes JSON.
 
     python -m tests.benchmarks.training.trainers --out FILE                     # on a GPU
     python -m tests.benchmarks.training.trainers --out FILE --device cpu --tiny
-    torchrun --nproc-per-node 2 -m tests.benchmarks.training.trainers --out FILE --add \
-        --integration "Trainer, FSDP2"
 
 Needs the extra `trainers`. A random Llama of 0.4 billion weights in bf16 is trained as each
 integration's users train: by transformers' Trainer on rows padded to the longest, without padding,
 under torch.compile, and with gradient checkpointing; with PEFT's LoRA; by TRL's SFTTrainer on
-packed rows and by its GRPOTrainer. FSDP2 is for several GPUs: torchrun starts a process for each,
-and the first one writes. Only `attn_implementation` differs. Rows have random lengths,
+packed rows and by its GRPOTrainer. Only `attn_implementation` differs. Rows have random lengths,
 the same for both. A time is that of a step between two waits for the device, the median of
 `--steps`.
 """
 
-import os
 import statistics
 import tempfile
 from functools import partial
@@ -28,7 +24,7 @@ import transformers
 
 from flash_versions.bench.document import new_document
 from flash_versions.integrations import hf
-from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib
+from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib
 from transformer.training import byte_tokenizer
 
 SUITE = "trainers"
@@ -36,8 +32,6 @@ LIBRARIES = ("transformers", "trl", "peft", "accelerate")
 OURS = "fv_auto"
 CONTESTANTS = (OURS, "sdpa")
 WARM_UP = 3
-PROCESSES = int(os.environ.get("WORLD_SIZE", "0"))  # that torchrun has started
-FIRST = os.environ.get("RANK", "0") == "0"
 ROWS = 8  # in a step
 LENGTH = 4096  # of the longest rows
 SIZES = {
@@ -123,7 +117,7 @@ class Bench:
 
     def trainer(self, model: Any, collate: Any, **changes: Any) -> Any:
         """transformers' own; the same rows in every step, half as many if they are `equal`."""
-        lengths = self.lengths(ROWS) * max(PROCESSES, 1)
+        lengths = self.lengths(ROWS)
         if collate is equal:
             lengths = [self.tokens] * (ROWS // 2)
             changes["per_device_train_batch_size"] = ROWS // 2
@@ -154,17 +148,6 @@ def lora(bench: Bench, model: Any) -> Any:
     names = ["q_proj", "k_proj", "v_proj", "o_proj"]
     config = peft.LoraConfig(r=16, target_modules=names, task_type="CAUSAL_LM")
     return bench.trainer(peft.get_peft_model(model, config), pad)
-
-
-def sharded(bench: Bench, model: Any) -> Any:
-    """transformers' Trainer, no padding, weights divided over GPUs by accelerate's FSDP2."""
-    if not PROCESSES or bench.device == "cpu":
-        raise RuntimeError("accelerate's FSDP2 takes GPUs, and processes that torchrun has started")
-    layers = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
-    collate = transformers.DataCollatorWithFlattening()
-    trainer = bench.trainer(model, collate, fsdp=True, fsdp_config=layers)
-    assert trainer.accelerator.is_fsdp2
-    return trainer
 
 
 def packed_sft(bench: Bench, model: Any) -> Any:
@@ -205,7 +188,6 @@ INTEGRATIONS = {
     "Trainer, gradient checkpointing": lambda x, model: x.trainer(
         model, equal, gradient_checkpointing=True
     ),
-    "Trainer, FSDP2": sharded,
     "PEFT LoRA, padded rows": lora,
     "TRL SFTTrainer, packed": packed_sft,
     "TRL GRPOTrainer": grpo,
@@ -236,24 +218,16 @@ def main() -> None:
     add = (made := parser(__doc__, seconds=300.0)).add_argument
     add("--integration", nargs="*", choices=INTEGRATIONS, default=tuple(INTEGRATIONS))
     add("--steps", type=int, default=7, help="timed steps of a contestant (7)")
-    add("--add", action="store_true", help="keep the rows of FILE that are not measured again")
     add("--tiny", action="store_true", help="a small model and short rows, to try the command")
     args = made.parse_args()
-    if PROCESSES and args.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     hf.register()
     transformers.logging.set_verbosity_error()
     protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
     document = new_document(args.device, LIBRARIES, protocol=protocol)
-    if args.add:
-        before = earlier(args.out, ("source", "machine"), document)
-        document["rows"] = [x for x in before if x["integration"] not in args.integration]
     for integration, attention in product(args.integration, CONTESTANTS):
         row = {"suite": SUITE, "integration": integration, "contestant": attention}
-        row |= {"processes": PROCESSES} if PROCESSES else {}
         row = attempt(row, partial(measure, integration, attention, args), args.seconds)
-        if FIRST:
-            keep(document, args.out, [row], hidden=("suite", "times"))
+        keep(document, args.out, [row], hidden=("suite", "times"))
 
 
 if __name__ == "__main__":

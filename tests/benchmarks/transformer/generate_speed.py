@@ -287,7 +287,7 @@ def main():
     }
     document = new_document(device.type, ("transformers",), protocol=protocol)
     if args.add:
-        document["rows"] = earlier(args.out, (), document)
+        document["rows"] = earlier(args.out)
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)

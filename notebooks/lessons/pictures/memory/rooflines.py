@@ -89,8 +89,3 @@ def draw(head_dim: int = 128, length: int = LENGTH, causal: bool = False) -> Fig
     ax.set_title(f"{length} queries and keys, head_dim {head_dim}, {mask}, bf16, H200", loc="left")
     ax.legend(fontsize=8, frameon=False, loc="lower right", title="TFLOP/s")
     return figure
-
-
-def data() -> dict[str, object]:
-    """What the committed figure of this module is drawn from."""
-    return {"points": points()}

@@ -235,5 +235,4 @@ def data() -> dict[str, object]:
     return {
         "durations": durations,
         "runs": {name: simulate(durations, 4, *s) for name, s in VARIANTS.items()},
-        "speeds": speeds(),
     }

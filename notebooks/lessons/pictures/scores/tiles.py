@@ -136,11 +136,3 @@ def draw_walked(ax: Axes, walked: Walked, tiles: int) -> None:
         fontsize=7,
         color="white" if share > 0.45 else INK,
     )
-
-
-def data() -> dict[str, object]:
-    """What the committed figures of this module are drawn from."""
-    return {
-        "visits": {version: visits(version, square(6, True)) for version in COMPARED},
-        "walks": walks(4, 3, 5, True),
-    }

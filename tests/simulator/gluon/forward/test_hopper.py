@@ -244,13 +244,12 @@ def test_what_cannot_share_a_tile(switches, options, sentence):
 
 
 # ------------------------------------------------------------------------------- FA4: rescaling
-def growing(M, N, block, queries=slice(None)):
+def growing(M, N, block):
     """q, k and v whose scores grow by 3 or more times 2^8, from block to block of keys as the
-    kernel visits them, the last one first; those of other queries are all the same.
+    kernel visits them, the last one first.
     """
     q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
-    size = 1 + torch.rand(1, M, 2)
-    q[:, queries, :, 0] = size[:, queries]
+    q[..., 0] = 1 + torch.rand(1, M, 2)
     k[..., 0] = (70 * (N - torch.arange(N)) / block)[None, :, None]
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
