@@ -25,9 +25,9 @@ def compared(own, other, form="{:.2f}", times="{:.2f}", inverse=False):
     return form.format(own) + (f" ({ratio} x)" if ratio else "")
 
 
-def processes(document: Document, suite: str = "processes") -> str:
+def processes(document: Document) -> str:
     """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
-    found = lines(document, suite, "what", by="gpus")
+    found = lines(document, "processes", "what", by="gpus")
     sizes = sorted({gpus for rows in found.values() for gpus in rows})
     groups = {}
     for what, rows in found.items():
@@ -43,7 +43,7 @@ def processes(document: Document, suite: str = "processes") -> str:
     return ended(
         pivot("tokens per second", groups, sizes, cell, titles),
         "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median.",
-        source(document, suite),
+        source(document, "processes"),
     )
 
 
@@ -209,8 +209,11 @@ def generation(document: Document, compared_only: bool = False) -> str:
 
 
 def shipped_models(document: Document) -> str:
-    """The share of right greedy replies of each shipped model, by kind of question."""
+    """The share of right greedy replies of each shipped model, by kind of question; not of those
+    that both answer rightly.
+    """
     found = lines(document, "shipped models", "asked", by="model")
+    found = {kind: x for kind, x in found.items() if not kind.startswith(("beyond", "sorting"))}
     models = dict.fromkeys(model for rows in found.values() for model in rows)
 
     def cell(rows: dict, column: str) -> str | None:
@@ -228,7 +231,6 @@ def shipped_models(document: Document) -> str:
 
 TABLES = {
     "processes": processes,
-    "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
     "layer": layer,
     "training step": training_step,
