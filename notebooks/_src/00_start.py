@@ -106,8 +106,8 @@ o
 
 # %% [markdown]
 # This is all that attention computes. A language model adds one rule: a token may look at itself and at earlier tokens,
-# and not at later ones. The scores of later keys are set to $-\infty$, whose exponential is
-# 0. This rule is the **causal mask**. With it, all weights above the diagonal are 0.
+# and not at later ones. The scores of later keys are set to $-\infty$, and their weights become 0. This is the **causal
+# mask**. With it, all weights above the diagonal are 0.
 
 # %%
 hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)

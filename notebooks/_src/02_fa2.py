@@ -287,8 +287,8 @@ fa2_loop, fa2_masked = per_score(compiled["sm_90"])
 guess(my_guess, fa2_loop["FMUL"], "multiplications for each score")
 
 # %% [markdown]
-# Second prediction. 4 query heads share one key head. One query in each head looks at 64 keys, in blocks of
-# 16. FA1 calls `fold_block` 16 times: 4 times for each head. How often does FA2 call it?
+# Second prediction. 4 query heads share one key head. One query in each head looks at 64 keys, in blocks of 16 keys.
+# FA1 calls `fold_block` 16 times: 4 times for each head. How often does FA2 call it?
 
 # %%
 my_guess = None  # your guess here

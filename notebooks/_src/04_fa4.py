@@ -470,8 +470,8 @@ check("polynomial_exp2", polynomial_exp2)
 
 # %% [markdown]
 # Where do the coefficients come from? They are those of the polynomial whose *largest* relative error is smallest, with
-# the condition p(0) = 1, so that the largest element of a row stays exactly
-# 1. `fit_exp2.py` finds it with Remez' exchange algorithm. The next plot compares it with a Taylor series.
+# the condition p(0) = 1, which keeps the largest element of a row exact. `fit_exp2.py` finds it with Remez' exchange
+# algorithm. The next plot compares it with a Taylor series.
 
 # %% tags=["hide-input"]
 f = np.linspace(-0.5, 0.5, 1001)
@@ -894,7 +894,6 @@ predictions()
 # * The authors' code: [flash_attn/cute](https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute) of
 #   flash-attention, `flash_fwd_sm100.py` and `softmax.py`.
 # * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is exact, and stays in
-#   range), `exp2.py` and `fit_exp2.py`, and what was tried and did not help, in
-#   [log.md](../docs/understand/log.md).
+#   range), `exp2.py` and `fit_exp2.py`, and what was tried and did not help, in [log.md](../docs/understand/log.md).
 # * Solutions: `raise_reference.py`, `polynomial_exp2.py` and `repair.py` in `notebooks/solutions/04_fa4`. Next:
 #   [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.

@@ -186,8 +186,8 @@ checked("equal_on_a_diagonal", all(d.max() - d.min() < 1e-5 for d in diagonals))
 show(rotate)
 
 # %% [markdown]
-# **Predict.** Row 3, column 1 of the scores above (counting from 0) belongs to the positions 3 and
-# 1. What is the score of the same two vectors at the positions 1003 and 1001?
+# **Predict.** Row 3, column 1 of the scores above (counting from 0) belongs to these two positions. What is the score
+# of the same two vectors at the positions 1003 and 1001?
 
 # %%
 my_guess = None  # your guess here
@@ -508,8 +508,8 @@ checked("pads_come_last", pads == [4, 5] and span.positions[1, 0] == 4)
 
 # %% [markdown]
 # The two pads of the second row went to the slots 4 and 5, and its next token overwrites the first of these. The kernel
-# gets the lengths as `kv_lengths` and reads no slot beyond them. The number of a slot is also the position for the rotary
-# embedding.
+# gets the lengths as `kv_lengths` and reads no slot beyond them. The number of a slot is also the position for the
+# rotary embedding.
 
 # %%
 show(KVCache.reserve, docstring=False)

@@ -647,9 +647,9 @@ checked("bf16_has_a_gap", gaps["both 1, sampler in bf16"].max() > GAP)
 # %% [markdown]
 # With equal temperatures the gap is rounding and stays far below the limit. With different ones its largest value is
 # far above. But more than four fifths of the tokens have a gap below 0.01 nats: where the model is sure, every
-# temperature gives a probability near
-# 1. The mean gap is less than a tenth of the largest gap, so look at the largest one. A sampler that computes in bf16
-#    exceeds the limit as well; this is rounding and no bug, and the option `--importance-cap` corrects for it.
+# temperature gives a probability of nearly 1. The mean gap is less than a tenth of the largest gap, so look at the
+# largest one. A sampler that computes in bf16 exceeds the limit as well; this is rounding and no bug, and the option
+# `--importance-cap` corrects for it.
 #
 # ### 2. The loss leaves out the end of the turn
 #
