@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from flash_versions.bench import measure
-from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.reference import forward
 from tests.benchmarks import harness
 from tests.benchmarks.attention import suites
-from tests.benchmarks.training import parallel, training_step
+from tests.benchmarks.training import training_step
 from tests.benchmarks.transformer import generate_speed
 from tests.benchmarks.transformer.torch_decoder import TorchDecoder
 from tests.helpers.models.random_checkpoint import TINY
@@ -133,14 +132,6 @@ def test_wrong_results_are_not_timed(way, few, monkeypatch):
         suites.check("x", "a")
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 96), (128, 128), (256, 256)], ids=str)
-def test_padding_competes_with_the_default(dims):
-    q, k, v = (torch.empty(1, 64, 1, d, dtype=torch.bfloat16) for d in (dims[0], *dims))
-    found = suites.configurations(make_request(q, k, v, causal=True))
-    powers = dims in ((128, 128), (256, 256))
-    assert [*found] == (["padded"] if powers else ["padded", "default"])
-
-
 def test_processes_that_check(monkeypatch, capsys):
     def run(command, **_):
         assert command[2:5] == ["some.module", "--out", "none"]
@@ -166,12 +157,6 @@ def test_a_row_takes_the_place_of_an_earlier_one(tmp_path):
     harness.keep(document, out, [{"x": 1, "reason": "lost"}, {"x": 2, "ms": 2.0}], place=("x",))
     rows = json.loads(out.read_text())["rows"]
     assert rows == [{"x": 1, "ms": 4.0}, {"x": 2, "ms": 2.0}, {"x": 3, "ms": 1.0}]
-
-
-def test_training_in_processes(written):
-    [row] = written(parallel, "--tiny", "--what", "supervised, 0.4 B")
-    each = [tokens / seconds for tokens, seconds in zip(row["tokens"], row["step_seconds"])]
-    assert row["gpus"] == 1 and min(each) <= row["step_tokens_per_second"] <= max(each)
 
 
 def test_a_training_step(written, monkeypatch):

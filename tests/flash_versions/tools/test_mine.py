@@ -3,7 +3,6 @@
 import math
 import re
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -162,13 +161,10 @@ def test_a_backward_of_its_own(given, of_lse, wrong, tmp_path):
 
 REFUSED = {
     "no forward": ("def forward(", "def forwards(", "has no function `forward"),
-    "no features": ("FEATURES =", "FEATURE =", "has no FEATURES"),
     "unknown": ('"causal"', '"casual"', "FEATURES has 'casual'; there are causal, window"),
     "broken": ("import torch\n", "import torch!\n", "mine.py cannot be run: SyntaxError"),
     "one result": ("return o, lse", "return o", "must return"),
-    "shape": ("return o, lse", "return o[:, :1], lse", r"o has shape \(1, 1, 2, 64\)"),
     "dtype": ("return o, lse", "return o, lse.double()", "lse has shape .* torch.float64"),
-    "no tensor": ("return o, lse", "return o, 1", "lse is a int; it must be a torch.Tensor"),
 }
 
 
@@ -243,15 +239,3 @@ def test_instructions_per_score():
     assert rank.per_score(kernel, 64) == pytest.approx(8 * 128 / (128 * 32))
     kernel.hot_loops = []
     assert rank.per_score(kernel, 64) == math.inf
-
-
-def test_no_ranking_where_the_count_says_nothing(monkeypatch):
-    """On a B200 FA4 executes more instructions on purpose: multiply-adds, for an exponential."""
-    counts = {"fa1": 4.0, "fa2": 2.0, "fa3": 1.0, "fa4": 3.0, "mine.py": 5.0}
-    monkeypatch.setattr(rank, "compile_call", lambda name, request, arch: [name])
-    monkeypatch.setattr(rank, "per_score", lambda name, head_dim: counts[name])
-    monkeypatch.setattr(rank, "row", lambda name, kernel, score: name)
-    hopper, *ranked = rank.lines(Path("mine.py"), ["sm_90"], 128)
-    assert ranked == ["fa3", "fa2", "fa4", "fa1", "mine.py"] and "not ranked" not in hopper
-    blackwell, *listed = rank.lines(Path("mine.py"), ["sm_100"], 128)
-    assert listed == list(counts) and "not ranked" in blackwell

@@ -1,7 +1,6 @@
 """Figures show what the JSON says, and the committed ones are of the committed JSON."""
 
 import xml.etree.ElementTree as ET
-from statistics import geometric_mean
 
 import matplotlib as mpl
 import pytest
@@ -9,8 +8,7 @@ import pytest
 from docs.report.figures import FIGURES
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
-from flash_versions.plot import timeline
-from tests.helpers.committed_results import RESULTS, of_suite, ratio, without
+from tests.helpers.committed_results import RESULTS, of_suite, without
 
 ALL = plot.PLOTS | FIGURES
 
@@ -64,32 +62,3 @@ def test_lines_are_those_of_the_results(name, suite, key):
             lines.setdefault(row["version"], []).append((row["N"], row[key]))
     expected = {p: {x: sorted(line) for x, line in found.items()} for p, found in expected.items()}
     assert {panel: lines_of(ax) for panel, ax in drawn(name).items()} == expected
-
-
-def test_ablation_bars_are_means_of_ratios():
-    ax = drawn("ablation")["fa4, D=128 causal"]
-    bars = dict(zip([x.get_text() for x in ax.get_yticklabels()], ax.patches, strict=True))
-    lengths = {row["N"] for row in of_suite("ablation") if row["D"] == 128}
-    for title, name in (("always rescale", "fa4 always rescale"), ("fa3", "fa3")):
-        places = [{"N": n, "D": 128, "causal": True} for n in lengths]
-        mean = geometric_mean(ratio("ablation", name, "fa4", **place) for place in places)
-        assert bars[title].get_width() == pytest.approx(100 * (mean - 1))
-
-
-def test_names_do_not_touch_and_stay_inside():
-    moved = plot.spread([0.0, 0.01, 0.5, 0.52, 0.53, 1.0, 1.0], 0.06)
-    assert all(b - a >= 0.06 - 1e-9 for a, b in zip(moved, moved[1:]))
-    assert min(moved) >= -1e-9 and max(moved) <= 1 + 1e-9
-    assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
-
-
-def test_timeline_shows_a_few_tiles_and_merges_what_touches():
-    stores = [["store", 600 * tile, 600 * tile + 80] for tile in (1, 2, 3, 4)]
-    roles = {"loader": [["copy", 0, 900], ["copy", 900, 2400]], "storer": stores}
-    trace = {"what": {}, "clock_mhz": 1000.0, "programs": [{"program": 7, "roles": roles}]}
-    panels = drawn("timeline", {"trace": trace})
-    whole, close = panels.values()
-    assert whole.get_xlim() == pytest.approx((0, 1.88))  # to the end of the third store
-    low, high = close.get_xlim()
-    assert low < 0.68 < high and high - low == pytest.approx(0.188)
-    assert timeline.merged(roles["loader"]) == [("copy", 0, 2400)]

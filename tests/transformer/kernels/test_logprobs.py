@@ -121,16 +121,6 @@ def test_small_entropies_are_not_rounding(device):
     torch.testing.assert_close(entropies.double(), expected, rtol=0, atol=1e-7)
 
 
-def test_a_block_that_weighs_nothing(device):
-    """Logits that are as small as they can be, where others would have -inf."""
-    logits = torch.randn(2, 2 * BLOCK, device=device)
-    logits[0, :BLOCK] = torch.finfo(torch.float32).min
-    tokens = torch.full((2,), BLOCK + 3, device=device)
-    logprobs, entropies, _ = logprobs_of(logits, tokens)
-    expected = exact(logits, tokens, 1.0, None, torch.ones(2, device=device))
-    assert distance(logprobs, expected[0]) < 1e-6 and distance(entropies, expected[1]) < 2e-6
-
-
 def flat(found):
     """All tensors that `logprobs_of` returns."""
     return [*found[:2], *found[2]]
