@@ -11,6 +11,7 @@ from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
 from flash_versions.versions.fa4.hopper import backward as fa4_backward
+from tests.compile.compiled import unused_barriers
 
 INT32 = torch.zeros(2, dtype=torch.int32)
 CAUSAL = {"causal": True}
@@ -145,7 +146,10 @@ def rows(arch: str, group: str) -> dict[str, list[dict]]:
     return {
         name: [
             kernel.summary()
-            | {"unused_barriers": kernel.unused_barriers, "early": kernel.code.metadata.launch_pdl}
+            | {
+                "unused_barriers": unused_barriers(kernel.ttgir),
+                "early": kernel.code.metadata.launch_pdl,
+            }
             for kernel in call.compile(arch)
         ]
         for name, call in CALLS[group].items()

@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from docs.report.attention import fp8_accuracy
+from docs.report import attention
 from flash_versions import attention_reference
 from flash_versions.bench import accuracy
 from flash_versions.bench.accuracy import (
     DISTRIBUTIONS,
     SCHEMES,
     exact_attention,
-    main,
 )
 from flash_versions.bench.results import merged
+from tests.benchmarks.attention import fp8_accuracy
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +26,12 @@ def test_oracle_is_attention():
     torch.testing.assert_close(exact_attention(q, k, v, rows), expected[:, rows])
 
 
-def test_document(tmp_path, monkeypatch, capsys):
+def test_document(tmp_path, monkeypatch):
     monkeypatch.setattr(accuracy, "HEAD_DIMS", (64,))
+    monkeypatch.setattr(fp8_accuracy, "SIZES", {"cpu": (96, 2, 2)})
     out = tmp_path / "new" / "accuracy.json"
-    assert main(["--version", "fa1", "--device", "cpu", "--length", "16", "--out", str(out)]) == 2
-    assert "error: version 'fa1': " in capsys.readouterr().err and not out.exists()
-    assert main(["--out", str(out), "--device", "cpu", "--length", "96"]) == 0
-    assert "simulated on the CPU: 96 tokens" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["x", "--device", "cpu", "--out", str(out)])
+    fp8_accuracy.main()
     document = json.loads(out.read_text())
     rows = {(row["distribution"], row["scheme"]): row["rmse"] for row in document["rows"]}
     assert set(rows) == {(d, s) for d in DISTRIBUTIONS for s in SCHEMES}
@@ -40,4 +39,4 @@ def test_document(tmp_path, monkeypatch, capsys):
         # Half an ulp of bf16; four bits fewer, and of Gaussian inputs twice half an ulp of e4m3.
         assert rmse < 2.0**-8 if scheme == "bf16" else rmse > 2.0**-7
         assert distribution != "gaussian" or rmse < 2.0**-3
-    assert "| gaussian, D=64: relative RMSE |" in fp8_accuracy(merged([document]))
+    assert "| gaussian, D=64: relative RMSE |" in attention.fp8_accuracy(merged([document]))
