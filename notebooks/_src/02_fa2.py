@@ -528,7 +528,9 @@ Markdown(
 # cycle.) FA3 is above it, because it does both at the same time.
 
 # %% tags=["hide-input"]
-group = next(x for shape, x in shapes(document, "table").items() if shape[4:7] == (4096, 128, False))
+group = next(
+    x for shape, x in shapes(document, "table").items() if shape[4:7] == (4096, 128, False)
+)
 rates = {name: rate_of(group, name) for name in ("fa1", "fa2", "fa3")}
 counts = {name: traffic.count(name, 4096, 128, causal=False) for name in ("fa1", "fa2")}
 reach = {name: HBM_TB_PER_S * x.needed / x.least for name, x in counts.items()}
