@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flash_versions import attention
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.simulator.state import here
@@ -113,3 +114,15 @@ def test_who_shares(num_splits, device, monkeypatch):
     options = {"kv_lengths": torch.tensor([9, 8, 7, 6, 5], device=device), "version": "fa2"}
     attention(*inputs(device), causal=True, num_splits=num_splits, **options)
     assert bool(calls) == (num_splits is None)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "batch", "expected"),
+    [(128, 8, 1, 33), (256, 8, 1, 33), (128, 300, 1, 1), (128, 8, 16, 32), (128, 8, 64, 32)],
+)
+def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monkeypatch):
+    """Or fewer, if sequences of one length then begin and end with them."""
+    monkeypatch.setattr(devices, "assumed", Properties((9, 0), 232_448, 132))
+    q = torch.empty(batch, 1, kv_heads, head_dim, dtype=torch.bfloat16)
+    request = make_request(q, q, q)
+    assert stream_k.shares_of(request, decode.fitted(request, decode.SHARED)) == expected
