@@ -111,6 +111,22 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
     assert torch.equal(rotate(q, *table.unbind(1)), expected)
 
 
+LINEAR = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    "older, newer",
+    [
+        ({"head_dim": None}, {"head_dim": 12}),
+        ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
+        (LINEAR, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    ],
+    ids=["head_dim", "key heads", "scaling"],
+)
+def test_what_older_files_leave_out_or_call_otherwise(older, newer):
+    assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
+
+
 def test_qwen2_has_its_own_idea_of_biases():
     qwen2 = {**HF, "architectures": ["Qwen2ForCausalLM"]}
     config = Config.from_hf({**qwen2, "attention_bias": True, "mlp_bias": True})

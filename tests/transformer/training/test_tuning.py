@@ -259,6 +259,9 @@ def test_a_killed_save_leaves_nothing_behind_the_next_run(tempted, chats, tmp_pa
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert any("model.safetensors" in path.name for path in out.iterdir())
+    other = tmp_path / "other.jsonl"
+    other.write_text(chats.read_text().replace("odd", "even"))
+    assert train.main(argv(other, tempted, out)) == 2  # a run of other data is not gone on with
     for folder in (out, whole):
         assert train.main(argv(chats, tempted, folder)) == 0
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}

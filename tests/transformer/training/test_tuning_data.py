@@ -223,7 +223,7 @@ def test_a_chat_that_is_too_long():
 
 GOOD = json.dumps({"messages": [USER, LAST]})
 BAD = {
-    "{": "is not valid JSON",
+    "{": "is not valid JSON: it is only the beginning of a value",
     '{"prompt": "a", "completion": "b"}': "it has the keys prompt, completion",
     '{"text": 3}': '"text" must be a string',
     '{"messages": "hi"}': '"messages" must be a list, not a string',
@@ -242,7 +242,7 @@ def test_a_bad_line_is_named(tmp_path, line):
         read_chats(path)
     assert str(raised.value).startswith(f"{path}, line 3")
     assert BAD[line] in str(raised.value)
-    path.write_text(f"{GOOD}\n\n{GOOD}\n")
+    path.write_text(f"\ufeff{GOOD}\n\n{GOOD}\n")  # with a byte order mark
     assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
 
 
