@@ -90,6 +90,7 @@ def rows(arch: str) -> list[dict]:
                 "stack": compiled.stack,
                 "shared": compiled.shared,
                 "wide_loads": sum("v4" in load or "0x10" in load for load in loads),
+                "bf16_fma": compiled.ptx.count("fma.rn.bf16"),
                 "waits": compiled.ptx.count("griddepcontrol.wait"),
             }
         )
