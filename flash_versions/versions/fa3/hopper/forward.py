@@ -247,8 +247,8 @@ def attend(
         p = rounded(p, buffers.v.tile(stage), acc)
         if totals.SPLIT > 0:
             if split != split_before:  # alpha is 0, so acc and row_sum begin anew
-                is_first = split_before == first_split
-                totals.close(acc, max_before, sum_before.total(), is_first, CONSUMER)
+                kept = split_before != first_split
+                totals.close(acc, max_before, sum_before.total(), kept, CONSUMER)
         acc = acc.rescaled(alpha)
     buffers.q.release(q_stage)
     buffers.v.wait(stage)

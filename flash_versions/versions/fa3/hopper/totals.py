@@ -21,11 +21,12 @@ and need not choose alike in two kernels.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.hopper.panels import Output, per_row
+from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SPLIT_KEYS = 2048
+PART_COLUMNS = gl.constexpr(32)
 
 
 @gluon.jit
@@ -74,38 +75,47 @@ class Totals:
         return own + (row[:, None] * WIDTH + dim[None, :]), own + ROWS * WIDTH + row
 
     @gluon.jit
-    def keep(self, acc, row_max, row_sum, CONSUMER: gl.constexpr):
-        """Keep a state in memory."""
+    def add(self, x, kept, alpha, weight, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH):
+        """Keep an accumulator, whose first column this is, or add it to what is kept, a few columns
+        at a time: registers have no room for another accumulator beside P.
+        """
+        PART: gl.constexpr = min(PART_COLUMNS, x.shape[1])
+        parts = parts_of(x, PART)
+        for i in gl.static_range(len(parts)):
+            part = parts[i]
+            places, _ = self.places(part, CONSUMER, COLUMN + i * PART, WIDTH)
+            if kept:
+                part = part * per_row(weight, part)[:, None]
+                part = gl.fma(gl.load(places), per_row(alpha, part)[:, None], part)
+            gl.store(places, part)
+
+    @gluon.jit
+    def close(self, acc, row_max, row_sum, kept, CONSUMER: gl.constexpr):
+        """Merge the state of a split into the total that is kept; if none is, it is the total."""
         WIDTH: gl.constexpr = acc.width()
-        places, values = self.places(acc.first, CONSUMER, 0, WIDTH)
-        gl.store(places, acc.first)
-        gl.store(values, per_row(row_max, acc.first))
-        gl.store(values + WARPGROUP_ROWS, per_row(row_sum, acc.first))
+        _, values = self.places(acc.first, CONSUMER, 0, WIDTH)
+        row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
+        alpha, weight = row_sum, row_sum
+        if kept:
+            kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
+            row_max, row_sum, alpha, weight = merge_rows(kept_max, kept_sum, row_max, row_sum)
+        gl.store(values, row_max)
+        gl.store(values + WARPGROUP_ROWS, row_sum)
+        self.add(acc.first, kept, alpha, weight, CONSUMER, 0, WIDTH)
         if acc.PANELS == 2:
-            places, _ = self.places(acc.second, CONSUMER, acc.first.shape[1], WIDTH)
-            gl.store(places, acc.second)
+            self.add(acc.second, kept, alpha, weight, CONSUMER, acc.first.shape[1], WIDTH)
 
     @gluon.jit
     def merged(self, acc, row_max, row_sum, CONSUMER: gl.constexpr):
-        """The kept state and another one, merged: (acc, row_max, row_sum)."""
+        """The total that is kept and another state, merged: (acc, row_max, row_sum)."""
         WIDTH: gl.constexpr = acc.width()
         places, values = self.places(acc.first, CONSUMER, 0, WIDTH)
         kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
-        of_max, of_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
-        new_max, new_sum, alpha, weight = merge_rows(kept_max, kept_sum, of_max, of_sum)
+        row_max, row_sum, alpha, weight = merge_rows(kept_max, kept_sum, row_max, row_sum)
         first = gl.fma(gl.load(places), alpha[:, None], acc.first * weight[:, None])
         second = acc.second
         if acc.PANELS == 2:
             places, _ = self.places(second, CONSUMER, acc.first.shape[1], WIDTH)
             alpha, weight = per_row(alpha, second), per_row(weight, second)
             second = gl.fma(gl.load(places), alpha[:, None], second * weight[:, None])
-        return Output(first, second, acc.PANELS), new_max, new_sum
-
-    @gluon.jit
-    def close(self, acc, row_max, row_sum, is_first, CONSUMER: gl.constexpr):
-        """Merge the state of a split into the total; is_first: there is none yet."""
-        if is_first:
-            self.keep(acc, row_max, row_sum, CONSUMER)
-        else:
-            total, new_max, new_sum = self.merged(acc, row_max, row_sum, CONSUMER)
-            self.keep(total, new_max, new_sum, CONSUMER)
+        return Output(first, second, acc.PANELS), row_max, row_sum
