@@ -24,7 +24,7 @@ from transformer.generation.row import Completion
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
 from transformer.model.exact import attention_of
-from transformer.model.kernels.decode.merge import merge
+from transformer.model.kernels.decode.merge import grouped, merge
 from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
@@ -288,10 +288,10 @@ def test_answers_with_a_shared_prefix_are_the_same():
 
 def test_merged_parts_are_those_of_torch():
     torch.manual_seed(0)
-    o, o_prefix = torch.randn(6, 2, 3, 20), torch.randn(2, 6, 3, 20)
-    lse, lse_prefix = torch.randn(6, 3, 2) * 4, torch.randn(2, 3, 6) * 4
-    lse[0], lse_prefix[0, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
-    seen = lse_prefix.unflatten(2, (3, 2)).transpose(1, 2).reshape(lse.shape)
-    expected, _ = flash_versions.merge_attention_states(o, lse, o_prefix.view_as(o), seen)
-    merge(o, lse, o_prefix, lse_prefix)
+    o, prefix = torch.randn(2, 6, 2, 4, 20)
+    lse, lse_prefix = torch.randn(2, 6, 4, 2) * 4
+    lse[0], lse_prefix[:3, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
+    expected, _ = flash_versions.merge_attention_states(o, lse, prefix, lse_prefix)
+    of_heads = grouped(lse_prefix.transpose(1, 2)[..., None], 2, 2)[..., 0].transpose(1, 2)
+    merge(o, lse, grouped(prefix, 2, 2).contiguous(), of_heads.contiguous(), 2)
     torch.testing.assert_close(o, expected)
