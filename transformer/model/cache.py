@@ -286,8 +286,8 @@ class Span:
         found = attention(together, keys, values, return_lse=True, **{**options, **of_prefix})
         o, lse = attention(q, k, v, return_lse=True, **options)
         if o.is_cuda:
-            o, lse, *found = (x.contiguous() for x in (o, lse, *found))
-            merge(o, lse, *found, kv_heads)
+            o, lse, prefix, lse_prefix = (x.contiguous() for x in (o, lse, *found))
+            merge(o, lse, prefix, lse_prefix, kv_heads)
             return o
         of_samples = (kv_heads, len(q) // groups, -1)  # undo `grouped`
         seen = found[0].unflatten(2, of_samples).permute(0, 3, 1, 2, 4, 5).reshape(o.shape)

@@ -197,11 +197,8 @@ class Transformer(nn.Module):
         batch, length = tokens.shape
         if branches is not None and cache is not None:
             raise ValueError("branches and a cache exclude each other: leave one of them out")
-        if branches is not None and {*map(tuple, (x.shape for x in branches))} != {(batch, length)}:
-            raise ValueError(
-                f"branches must have positions and ends of shape {(batch, length)} like the tokens,"
-                f" not {tuple(branches.positions.shape)} and {tuple(branches.ends.shape)}"
-            )
+        if branches is not None and {x.shape for x in branches} != {tokens.shape}:
+            raise ValueError(f"branches must have positions and ends of shape {(batch, length)}")
         if length > self.config.max_positions and branches is None:
             raise ValueError(
                 f"{length} tokens are more than the model's context of {self.config.max_positions}"

@@ -20,7 +20,6 @@ KERNELS = {
     gemv_qkv: ("qkv_kernel", "place_kernel"),
     sample: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
     logprobs: ("forward_kernel", "backward_kernel"),
-    norm: ("norm_kernel",),
     merge: ("merge_kernel",),
 }
 
