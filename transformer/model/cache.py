@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_versions import merge_attention_states
 from transformer.model.config import Config
-from transformer.model.kernels.decode.merge import merge
+from transformer.model.kernels.decode.merge import grouped, merge
 
 
 class Cache:
@@ -235,27 +235,9 @@ class BranchedKVCache(KVCache):
             places = torch.arange(slots.start, slots.stop, device=self.starts.device)
         if isinstance(places, Tensor):
             places = places + self.starts[:, None].long()
-        keys_values = self.prefix.keys_values[:, :, :, : self.prefix.longest]
-        known = self.prefix.uniform and not self.prefix.fixed
-        prefix = Prefix(keys_values, None if known else self.prefix.lengths, self.starts)
-        return Span(
-            self.keys_values, rows, slots, places, self.prefix.capacity, stop, lengths,
-            prefix=prefix,
-        )  # fmt: skip
-
-
-class Prefix(NamedTuple):
-    """What the rows of a `BranchedKVCache` continue.
-
-    Attributes:
-        layers: (layers, 2, groups, longest, kv_heads, head_dim), their keys and values.
-        lengths: (groups,) int32; None if all are `longest`.
-        starts: (rows,) int32, the length of each row's prefix.
-    """
-
-    layers: Tensor
-    lengths: Tensor | None
-    starts: Tensor
+        reach = self.prefix.capacity
+        span = Span(self.keys_values, rows, slots, places, reach, stop, lengths)
+        return replace(span, prefix=self.prefix, starts=self.starts)
 
 
 @dataclass(frozen=True)
@@ -273,6 +255,7 @@ class Span:
         kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
         block_table: (batch, max_pages) int32, the pages of each row; None without pages.
         prefix: what all rows of a group see before their own keys, or None.
+        starts: (batch,) int32, with a prefix, the positions of the rows' first slots.
     """
 
     layers: Sequence[Tensor] | Tensor
@@ -283,7 +266,8 @@ class Span:
     stop: int | None
     kv_lengths: Tensor | None
     block_table: Tensor | None = None
-    prefix: Prefix | None = None
+    prefix: KVCache | None = None
+    starts: Tensor | None = None
 
     def attend(
         self, attention: Callable, layer: int, q: Tensor, k: Tensor, v: Tensor, **options: Any
@@ -294,17 +278,21 @@ class Span:
         options |= {"causal": True, "kv_lengths": self.kv_lengths}
         if self.prefix is None:
             return attention(q, k, v, **options)
-        keys, values = self.prefix.layers[layer]
-        together = q.reshape(len(keys), -1, *q.shape[2:])  # all that its rows ask of a prefix
-        of_prefix = {"causal": False, "kv_lengths": self.prefix.lengths, "sink": None}
+        keys, values = self.prefix.keys_values[layer, :, :, : self.prefix.longest]
+        groups, kv_heads = len(keys), k.shape[2]
+        together = grouped(q, groups, kv_heads)
+        lengths = None if self.prefix.uniform else self.prefix.lengths
+        of_prefix = {"causal": False, "kv_lengths": lengths, "sink": None}
         found = attention(together, keys, values, return_lse=True, **{**options, **of_prefix})
         o, lse = attention(q, k, v, return_lse=True, **options)
         if o.is_cuda:
-            o, lse, *found = (x.contiguous() for x in (o, lse, *found))
-            merge(o, lse, *found)
+            o, lse, prefix, lse_prefix = (x.contiguous() for x in (o, lse, *found))
+            merge(o, lse, prefix, lse_prefix, kv_heads)
             return o
-        seen = found[1].unflatten(2, (-1, q.shape[1])).transpose(1, 2).reshape(lse.shape)
-        return merge_attention_states(o, lse, found[0].reshape(o.shape), seen)[0]
+        of_samples = (kv_heads, len(q) // groups, -1)  # undo `grouped`
+        seen = found[0].unflatten(2, of_samples).permute(0, 3, 1, 2, 4, 5).reshape(o.shape)
+        lse_seen = found[1].unflatten(1, of_samples).transpose(1, 2).reshape(lse.shape)
+        return merge_attention_states(o, lse, seen, lse_seen)[0]
 
     def stored(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer, (batch, stop, kv_heads, head_dim), or all its pages,

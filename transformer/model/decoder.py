@@ -37,7 +37,7 @@ import flash_versions
 from transformer.model import exact, fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
-from transformer.model.experts import Experts, MixtureOfExperts, in_one_product
+from transformer.model.experts import Experts, in_one_product
 from transformer.model.kernels.host import choose_version, make_request
 from transformer.model.layers import EXACT, TORCH, Decoder, FeedForward, RMSNorm, gated_by
 from transformer.model.paged_cache import PagedKVCache
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
     def _make_exact(self) -> None:
         self.products = EXACT
         for module in self.modules():
-            if isinstance(module, RMSNorm | MixtureOfExperts):
+            if isinstance(module, RMSNorm | Experts):
                 module.exact = True
             if isinstance(module, FeedForward | Experts):
                 module.gated = gated_by(self.config, exactly=True)
@@ -150,9 +150,11 @@ class Transformer(nn.Module):
             x = x[:, -1:]
         if wanted is not None:
             x = x[wanted]
-        tied, softcap = self.config.tied_embeddings, self.config.logits_softcap
-        head = self.model.embed_tokens.weight if tied else self.lm_head.weight
-        logits = (exact.linear if self.kernels == "exact" else F.linear)(x, head)
+        softcap, exactly = self.config.logits_softcap, self.kernels == "exact"
+        if self.config.tied_embeddings:
+            logits = (exact.linear if exactly else F.linear)(x, self.model.embed_tokens.weight)
+        else:
+            logits = (EXACT if exactly else TORCH).last(x, self.lm_head)
         if self.config.logits_scaling != 1:
             logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -171,9 +173,8 @@ class Transformer(nn.Module):
         self, tokens: Tensor, cache: KVCache | PagedKVCache, padding: Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
-        asked = self.kernels == "fused" or (
-            self.kernels in ("auto", "exact") and exact.by_kernels(tokens)
-        )
+        on_gpu = self.kernels in ("auto", "exact") and exact.by_kernels(tokens)
+        asked = self.kernels == "fused" or on_gpu
         return (
             asked
             and fused.unsupported(self.config) is None
@@ -196,11 +197,8 @@ class Transformer(nn.Module):
         batch, length = tokens.shape
         if branches is not None and cache is not None:
             raise ValueError("branches and a cache exclude each other: leave one of them out")
-        if branches is not None and {*map(tuple, (x.shape for x in branches))} != {(batch, length)}:
-            raise ValueError(
-                f"branches must have positions and ends of shape {(batch, length)} like the tokens,"
-                f" not {tuple(branches.positions.shape)} and {tuple(branches.ends.shape)}"
-            )
+        if branches is not None and {x.shape for x in branches} != {tokens.shape}:
+            raise ValueError(f"branches must have positions and ends of shape {(batch, length)}")
         if length > self.config.max_positions and branches is None:
             raise ValueError(
                 f"{length} tokens are more than the model's context of {self.config.max_positions}"
@@ -266,14 +264,12 @@ def choose_attention(
         ValueError: it cannot run, in one sentence.
         OSError: there is no such file.
     """
-    if exactly and (name == exact.BLOCKS or (name == "auto" and not simulated)):
-        if device.type == "cpu" and precision is None:
-            return exact.BLOCKS, []
+    plain = device.type == "cpu" and precision is None
+    if exactly and plain and (name == exact.BLOCKS or (name == "auto" and not simulated)):
+        return exact.BLOCKS, []
     if exactly and name in flash_versions.BASELINES:
-        other = "" if device.type == "cuda" else f" or {exact.BLOCKS!r}"
         raise ValueError(
             f"attention {name!r} is not exact: its sums follow the shape of the batch; use 'auto'"
-            f"{other}"
         )
     if name.endswith(".py"):
         flash_versions.load_version(name)

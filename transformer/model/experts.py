@@ -35,30 +35,27 @@ class Experts(nn.Module):
     def __init__(self, config: Config, gated: Gate):
         super().__init__()
         experts, hidden, inside = config.num_experts, config.hidden_size, config.expert_size
-        self.gated = gated
+        self.gated, self.exact = gated, False  # see `exact`
         self.gate_up_proj = nn.Parameter(torch.zeros(experts, 2 * inside, hidden))
         self.down_proj = nn.Parameter(torch.zeros(experts, hidden, inside))
         if config.mlp_bias:
             self.gate_up_proj_bias = nn.Parameter(torch.zeros(experts, 2 * inside))
             self.down_proj_bias = nn.Parameter(torch.zeros(experts, hidden))
 
-    def forward(self, rows: Tensor, owners: Tensor, exactly: bool = False) -> Tensor:
+    def forward(self, rows: Tensor, owners: Tensor) -> Tensor:
         """(pairs, hidden) to the same.
 
         Args:
-            exactly: see `grouped`.
             rows: of each expert in succession.
             owners: (pairs,) int64, ascending, the expert of each row.
         """
         numbers = torch.arange(len(self.down_proj), device=owners.device)
         ends = torch.searchsorted(owners, numbers, right=True, out_int32=True)
-        gate_up = self._project(rows, "gate_up_proj", owners, ends, exactly)
-        return self._project(self.gated(*gate_up.chunk(2, -1)), "down_proj", owners, ends, exactly)
+        gate_up = self._project(rows, "gate_up_proj", owners, ends)
+        return self._project(self.gated(*gate_up.chunk(2, -1)), "down_proj", owners, ends)
 
-    def _project(
-        self, rows: Tensor, name: str, owners: Tensor, ends: Tensor, exactly: bool
-    ) -> Tensor:
-        product = grouped(rows, getattr(self, name), ends, exactly)
+    def _project(self, rows: Tensor, name: str, owners: Tensor, ends: Tensor) -> Tensor:
+        product = grouped(rows, getattr(self, name), ends, self.exact)
         bias = getattr(self, f"{name}_bias", None)
         return product if bias is None else product + bias[owners].type_as(product)
 
@@ -71,7 +68,6 @@ class MixtureOfExperts(nn.Module):
         self.chosen, self.normed = config.experts_per_token, config.normed_routing
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=config.mlp_bias)
         self.experts = Experts(config, gated)
-        self.exact = False
 
     def forward(
         self, x: Tensor, norm: nn.Module, products: Any = None, residual: Tensor | None = None
@@ -81,7 +77,7 @@ class MixtureOfExperts(nn.Module):
         scores = self.gate(h) if products is None else products.last(h, self.gate)
         weights, experts = self.route(scores)
         owners, order = experts.flatten().sort(stable=True)
-        found = self.experts(h[order // self.chosen], owners, self.exact)
+        found = self.experts(h[order // self.chosen], owners)
         pairs = found[order.argsort()].unflatten(0, experts.shape)  # as they were before the sort
         weighted = (pairs * weights[..., None]).unbind(1)  # added one by one: `exact`
         y = functools.reduce(torch.add, weighted).type_as(x).view_as(x)

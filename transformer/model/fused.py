@@ -194,7 +194,7 @@ def forward(
             cache.lengths,
             rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
             block_table=span.block_table,
-            starts=None if span.prefix is None else span.prefix.starts,
+            starts=span.starts,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,

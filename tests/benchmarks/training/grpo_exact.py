@@ -4,6 +4,7 @@
     python -m tests.benchmarks.training.grpo_exact --out FILE --device cpu --tiny
 
 Suites: "products", elements of a product whose bits depend on the number of rows or on the tile;
+"where", the first tensor of a model in which decoding and prefill differ;
 "model", logits whose bits depend on batch, padding, chunk, cache or decoding; "step", seconds of a
 step of GRPO, exact and ordinary by turns; "layout", a step and a rollout with the prompt shared and
 with a row for each answer; "run", runs on sums: the gap of sampler and trainer in every step.
@@ -18,6 +19,7 @@ import tempfile
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -130,17 +132,18 @@ def logits_of(model, rows, rng, device):
     return differ, sum(x.numel() for x, _ in pairs)
 
 
+def model_of(name, dtype, device, tiny):
+    """An exact model: one that ships, or a random one."""
+    if name == "0.5B":
+        return policy_of(TINY if tiny else HALF_BILLION, True, device, dtype).model.to(dtype)
+    attend, _ = choose_attention("auto", TINY, device, dtype, simulated=False, exactly=True)
+    return load_model(CHECKPOINTS / name, exact.attention_of(attend, True), device, dtype, "exact")
+
+
 def invariance(name, dtype, trials, device, tiny):
     """Logits whose bits depend on the neighbours, in random trials."""
-    if name == "reinforced":
-        folder = CHECKPOINTS / name
-        config = None
-        attend, _ = choose_attention("auto", TINY, device, dtype, simulated=False, exactly=True)
-        model = load_model(folder, exact.attention_of(attend, True), device, dtype, "exact")
-        config = model.config
-    else:
-        config = TINY if tiny else HALF_BILLION
-        model = policy_of(config, True, device, dtype).model.to(dtype)
+    model = model_of(name, dtype, device, tiny)
+    config = model.config
     rng, longest = random.Random(0), 40 if tiny else min(900, config.max_positions - 40)
     differ = of = 0
     with torch.no_grad():
@@ -150,6 +153,42 @@ def invariance(name, dtype, trials, device, tiny):
             found = logits_of(model, rows, rng, device)
             differ, of = differ + found[0], of + found[1]
     return {"trials": trials, "differ": differ, "elements": of}
+
+
+def recorded(model, tokens, cache=None):
+    """What the layers compute of row 0's last token: [(name, values)]."""
+    seen, attend, linear = [], model.attention, exact.linear
+
+    def attention(q, k, v, **options):
+        o = attend(q, k, v, **options)
+        seen.extend((name, x[0, -1]) for name, x in zip(("q", "k", "v", "o"), (q, k, v, o)))
+        return o
+
+    def product(x, weight, bias=None, residual=None):
+        y = linear(x, weight, bias, residual)
+        if residual is not None:
+            seen.append(("x", y[0] if y.dim() == 2 else y[0, -1]))
+        return y
+
+    patched = mock.patch.object(model, "attention", attention)
+    with patched, mock.patch.object(exact, "linear", product):
+        seen.append(("logits", model(tokens, cache, last_only=True)[0, -1]))
+    return seen
+
+
+def where(name, dtype, device, tiny):
+    """The first tensor in which decoding, one row of 8, is not the prefill of that row."""
+    model = model_of(name, dtype, device, tiny)
+    rng, config = random.Random(0), model.config
+    rows = [[rng.randrange(config.vocab_size) for _ in range(30 - 3 * i)] for i in range(8)]
+    with torch.no_grad():
+        alone = recorded(model, torch.tensor([rows[0]], device=device))
+        cache = KVCache(config, len(rows), 40, device, dtype)
+        prefill(model, cache, [row[:-1] for row in rows], 16384)
+        step = recorded(model, torch.tensor([row[-1:] for row in rows], device=device), cache)
+    pairs = [(i, x[0], int((x[1] != y[1]).sum())) for i, (x, y) in enumerate(zip(alone, step))]
+    wrong = [f"tensor {i} of {len(pairs)}, {key}: {n} differ" for i, key, n in pairs if n]
+    return {"first": wrong[0] if wrong else None, "tensors": len(wrong), "of": len(pairs)}
 
 
 class Steps:
@@ -272,7 +311,7 @@ def sums_run(steps, seed, exactly, device, seconds):
 
 def main():
     """Measure; the file is written again after each row."""
-    suites = ("products", "model", "step", "layout", "run")
+    suites = ("products", "where", "model", "step", "layout", "run")
     add = (made := parser(__doc__, seconds=500.0)).add_argument
     add("--suite", nargs="*", choices=suites, default=suites)
     add("--trials", type=int, default=20, help="of a model (20)")
@@ -286,6 +325,12 @@ def main():
     for suite in args.suite:
         if suite == "products":
             work.append(({"suite": suite}, partial(products, device, tiny)))
+        if suite == "where":
+            for name in ("reinforced", "0.5B"):
+                dtype = torch.float32 if tiny else torch.bfloat16
+                work.append(
+                    ({"suite": suite, "model": name}, partial(where, name, dtype, device, tiny))
+                )
         if suite == "model":
             for dtype in (torch.bfloat16, torch.float32):
                 for name in ("reinforced", "0.5B"):

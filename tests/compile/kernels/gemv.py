@@ -20,7 +20,6 @@ KERNELS = {
     gemv_qkv: ("qkv_kernel", "place_kernel"),
     sample: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
     logprobs: ("forward_kernel", "backward_kernel"),
-    norm: ("norm_kernel",),
     merge: ("merge_kernel",),
 }
 
@@ -53,7 +52,7 @@ def step(overlap: bool) -> None:
     )  # fmt: skip
     norm.rms_norm(x, of_x.weight, of_x.eps)
     o, lse = empty(4, 1, HEADS, HEAD_DIM), torch.zeros(4, HEADS, 1)
-    merge.merge(o, lse, o.view(2, 2, HEADS, HEAD_DIM), lse.view(2, HEADS, 2))
+    merge.merge(o, lse, o.view(2, 1, 2 * HEADS, HEAD_DIM), lse.view(2, 2 * HEADS, 1), KV_HEADS)
     many = gemv_qkv.MANY_TOKENS
     gemv_qkv.qkv(
         empty(many, 64),
@@ -90,6 +89,7 @@ def rows(arch: str) -> list[dict]:
                 "stack": compiled.stack,
                 "shared": compiled.shared,
                 "wide_loads": sum("v4" in load or "0x10" in load for load in loads),
+                "bf16_fma": compiled.ptx.count("fma.rn.bf16"),
                 "waits": compiled.ptx.count("griddepcontrol.wait"),
             }
         )

@@ -23,7 +23,8 @@ from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.row import Completion
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
-from transformer.model.kernels.decode.merge import merge
+from transformer.model.exact import attention_of
+from transformer.model.kernels.decode.merge import grouped, merge
 from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
@@ -142,7 +143,7 @@ def test_log_probabilities_are_those_of_rows(exact):
         rollouts = drawn(seed, longest=300 if seed % 2 else 40)
         rows, shared = collate(rollouts, CPU), collate_shared(rollouts, CPU, exact)
 
-        def forward(tokens, wanted, branches):
+        def forward(tokens, wanted, branches=None):
             return model(tokens, wanted=wanted, branches=branches)
 
         big = replace(model.config, max_positions=4096)
@@ -152,6 +153,19 @@ def test_log_probabilities_are_those_of_rows(exact):
         if exact:
             assert ours[0].equal(theirs[0]) and ours[1].equal(theirs[1])
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_kernels_see_branches_as_rows():
+    """Those of FA2, simulated: a branch behind a prompt of more than a block."""
+    model, rollouts = tiny(attention=attention_of("fa2", True)), said([7] * 140, [1] * 9, [2] * 5)
+    model.config = model.model.config = replace(model.config, max_positions=4096)
+
+    def forward(tokens, wanted, branches=None):
+        return model(tokens, wanted=wanted, branches=branches)
+
+    batches = (collate_shared(rollouts, CPU, exact=True), collate(rollouts, CPU))
+    ours, theirs = (completion_logprobs(forward, batch, (), 1.0)[0] for batch in batches)
+    assert batches[0].tokens.shape[0] == 1 and ours.equal(theirs)
 
 
 def test_gradients_are_those_of_rows_in_fp64():
@@ -167,7 +181,10 @@ def test_gradients_are_those_of_rows_in_fp64():
         model = tiny("torch", attend, dtype).requires_grad_(True)
         batch = put(rollouts, CPU)
         logprobs, _ = completion_logprobs(
-            lambda x, wanted, branches: model(x, wanted=wanted, branches=branches), batch, (), 1.0
+            lambda x, wanted, branches=None: model(x, wanted=wanted, branches=branches),
+            batch,
+            (),
+            1.0,
         )
         loss = (logprobs * weights.to(dtype)).sum()
         loss.backward()
@@ -271,10 +288,10 @@ def test_answers_with_a_shared_prefix_are_the_same():
 
 def test_merged_parts_are_those_of_torch():
     torch.manual_seed(0)
-    o, o_prefix = torch.randn(6, 2, 3, 20), torch.randn(2, 6, 3, 20)
-    lse, lse_prefix = torch.randn(6, 3, 2) * 4, torch.randn(2, 3, 6) * 4
-    lse[0], lse_prefix[0, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
-    seen = lse_prefix.unflatten(2, (3, 2)).transpose(1, 2).reshape(lse.shape)
-    expected, _ = flash_versions.merge_attention_states(o, lse, o_prefix.view_as(o), seen)
-    merge(o, lse, o_prefix, lse_prefix)
+    o, prefix = torch.randn(2, 6, 2, 4, 20)
+    lse, lse_prefix = torch.randn(2, 6, 4, 2) * 4
+    lse[0], lse_prefix[:3, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
+    expected, _ = flash_versions.merge_attention_states(o, lse, prefix, lse_prefix)
+    of_heads = grouped(lse_prefix.transpose(1, 2)[..., None], 2, 2)[..., 0].transpose(1, 2)
+    merge(o, lse, grouped(prefix, 2, 2).contiguous(), of_heads.contiguous(), 2)
     torch.testing.assert_close(o, expected)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 
 TILE = 2048  # elements of a program, or one row
@@ -37,6 +38,9 @@ def norm_kernel(
     if not ROUNDED_LAST:
         wide = wide.to(y.dtype.element_ty).to(tl.float32)
     tl.store(y + place, (wide * scale).to(y.dtype.element_ty), mask=inside)
+
+
+launch_norm = Launcher(norm_kernel)
 
 
 def norm_reference(
@@ -78,29 +82,30 @@ def aligned(x: Tensor) -> Tensor:
 def _run(x: Tensor, weight: Tensor, eps: float, plus_one: bool, rounded_last: bool) -> Tensor:
     x = aligned(x)
     y = torch.empty_like(x)
-    inner = x.shape[-1]
-    _launch(x, weight, y, x.numel() // inner, 1, inner, eps, plus_one, rounded_last)
+    _launch(x, weight, y, 1, x.shape[-1], eps, plus_one, rounded_last)
     return y
 
 
 def _launch(
-    x: Tensor, weight: Tensor, y: Tensor, rows: int, group: int, stride: int, eps: float,
-    *switches: bool,
-) -> None:  # fmt: skip
+    x: Tensor, weight: Tensor, y: Tensor, group: int, stride: int, eps: float, *switches: bool
+) -> None:
     inner = x.shape[-1]
-    block = triton.next_power_of_2(inner)
-    together, num_warps = max(1, TILE // block), 8 if block > TILE else 4
+    rows, block = x.numel() // inner, triton.next_power_of_2(inner)
+    constants = dict(zip(("PLUS_ONE", "ROUNDED_LAST"), switches))
+    constants |= {"ROWS": max(1, TILE // block), "BLOCK": block}
     if rows:
         with devices.on_device(x):
-            norm_kernel[(cdiv(rows, together),)](
-                x, aligned(weight), y, rows, group, stride, inner, float(eps), *switches,
-                together, block, num_warps=num_warps,
-            )  # fmt: skip
+            launch_norm(
+                (cdiv(rows, constants["ROWS"]),),
+                (x, aligned(weight), y, rows, group, stride, inner, float(eps)),
+                constants,
+                num_warps=8 if block > TILE else 4,
+            )
 
 
 def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
     """`rms_norm` of heads where they lie: x (tokens, heads, K), a view of some of all heads."""
-    _launch(x, weight, x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), eps, False, False)
+    _launch(x, weight, x, x.shape[1], x.stride(0), eps, False, False)
 
 
 def rms_norm(

@@ -161,7 +161,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
 
 
 @gluon.jit
-def first_state(problem, buffers, SPLIT: gl.constexpr = 0):
+def first_state(problem, buffers, SPLIT: gl.constexpr = False):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`), which
     with splits comes last.
     """
@@ -171,7 +171,7 @@ def first_state(problem, buffers, SPLIT: gl.constexpr = 0):
     acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     row_sum = no_sums(problem.BLOCK_KV, scores)
-    if problem.mods.SINK and SPLIT == 0:
+    if problem.mods.SINK and not SPLIT:
         sink = problem.sinks(WARPGROUP_ROWS, rows)
         row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
         row_sum = row_sum.spread(gl.where(row_max == float("-inf"), 0.0, 1.0))
@@ -188,21 +188,24 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, totals, q, q_stage, stage, query, begin, end,
-    CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, is_last,
+    CONSUMER: gl.constexpr, SPLIT: gl.constexpr = False
 ):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
-    K and V). Of rows in several splits (`totals.py`) it is the state of the last one.
+    K and V). Of rows in several splits these are the blocks of one; Q is read until the last.
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(problem, buffers, totals.SPLIT)
+    acc, row_max, row_sum = first_state(problem, buffers, SPLIT)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
-    first_split = totals.split_of(block)
-    split = first_split
     buffers.k.wait(stage)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])
+    if SPLIT and schedule.PING_PONG:  # consumers may have unlike numbers of splits: a turn to each
+        named_barrier_sync(CONSUMER)  # block keeps their turns alike
+    s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
+    if SPLIT and schedule.PING_PONG:
+        named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+    s = warpgroup_mma_wait(0, deps=[s_token])
     buffers.k.release(stage)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
@@ -235,22 +238,18 @@ def attend(
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
-        split_before, max_before, sum_before = split, row_max, row_sum
-        split = totals.split_of(block)
-        if totals.SPLIT > 0:
-            row_max = gl.where(split == split_before, row_max, float("-inf"))
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
         acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
-        if totals.SPLIT > 0:
-            if split != split_before:  # alpha is 0, so acc and row_sum begin anew
-                kept = split_before != first_split
-                totals.close(acc, max_before, sum_before.total(), kept, CONSUMER)
         acc = acc.rescaled(alpha)
-    buffers.q.release(q_stage)
+    if SPLIT:
+        if is_last:
+            buffers.q.release(q_stage)
+    else:
+        buffers.q.release(q_stage)
     buffers.v.wait(stage)
     acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
     acc = acc.wait(acc_token)
@@ -295,19 +294,35 @@ def attend_in_order(
 
 
 @gluon.jit
-def with_total(problem, totals, acc, row_max, row_sum, begin, end, CONSUMER: gl.constexpr):
-    """(acc, row_max, row_sum) of all splits of a consumer's rows, and of their sink."""
-    first, last = problem.block_of(problem.entry(end - 1)), problem.block_of(problem.entry(begin))
-    row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
-    if totals.split_of(first) != totals.split_of(last):
-        acc, row_max, row_sum = totals.merged(acc, row_max, row_sum, CONSUMER)
+def attend_in_splits(
+    problem, schedule, scales, buffers, totals, q, q_stage, stage, query, begin, end,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
+    """`attend` split by split (`totals.py`), the last one first, and to the sink behind them:
+    (acc, row_max, row_sum, next stage), whose row_sum is that of whole rows.
+    """
+    acc, row_max, sums = first_state(problem, buffers, True)
+    row_max, row_sum = per_row(row_max, acc.first), per_row(sums.total(), acc.first)
+    high = end
+    while high > begin:
+        low = totals.first_place(problem, begin, high)
+        acc, of_max, of_sum, stage = attend(
+            problem, schedule, scales, buffers, q, q_stage, stage, query, low, high, low == begin,
+            CONSUMER, True
+        )  # fmt: skip
+        row_max, row_sum = per_row(of_max, acc.first), per_row(of_sum.total(), acc.first)
+        if low > begin:
+            totals.close(acc, row_max, row_sum, high < end, CONSUMER)
+        elif high < end:
+            acc, row_max, row_sum = totals.merged(acc, row_max, row_sum, CONSUMER)
+        high = low
     if problem.mods.SINK:
         layout: gl.constexpr = row_max.type.layout
         sink = gl.zeros([WARPGROUP_ROWS], gl.float32, layout)
         sink += problem.sinks(WARPGROUP_ROWS, layout)
         row_max, row_sum, alpha, _ = merge_rows(row_max, row_sum, sink, 1.0)
         acc = acc.rescaled(alpha)
-    return acc, row_max, row_sum
+    return acc, row_max, row_sum, stage
 
 
 @gluon.jit
@@ -332,9 +347,14 @@ def consume(
         q = buffers.q.tile(q_stage).pair()
         if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
-        if schedule.OVERLAP:
-            acc, row_max, row_sum, stage = attend(
+        if totals.SPLIT > 0:
+            acc, row_max, row_sum, stage = attend_in_splits(
                 mine, schedule, tile_scales, buffers, totals, q, q_stage, stage, query, begin, end,
+                CONSUMER
+            )  # fmt: skip
+        elif schedule.OVERLAP:
+            acc, row_max, row_sum, stage = attend(
+                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, True,
                 CONSUMER
             )  # fmt: skip
         else:
@@ -345,11 +365,8 @@ def consume(
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
-        row_sum = row_sum.total()
-        if totals.SPLIT > 0:
-            acc, row_max, row_sum = with_total(
-                mine, totals, acc, row_max, row_sum, begin, end, CONSUMER
-            )
+        if totals.SPLIT == 0:
+            row_sum = row_sum.total()
         out, lse = acc.finalized(row_max, row_sum)
         if scales.FP8:
             out = out.scaled(tile_scales.value)

@@ -26,7 +26,7 @@ from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SPLIT_KEYS = 2048
-PART_COLUMNS = gl.constexpr(32)
+PART_COLUMNS = gl.constexpr(64)
 
 
 @gluon.jit
@@ -58,9 +58,17 @@ class Totals:
     SPLIT: gl.constexpr  # blocks of keys
 
     @gluon.jit
-    def split_of(self, block):
-        """The split that has a block."""
-        return block // self.SPLIT if self.SPLIT > 0 else block * 0
+    def first_place(self, problem, begin, end):
+        """The first place of the split that has the block at place end - 1."""
+        split = problem.block_of(problem.entry(end - 1)) // self.SPLIT
+        if problem.lists.ON:
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+            place = end - 1 - gl.arange(0, self.SPLIT, layout=layout)
+            block = problem.block_of(problem.entry(gl.maximum(place, begin)))
+            inside = (place >= begin) & (block // self.SPLIT == split)
+            return end - gl.sum(inside.to(gl.int32), axis=0)
+        else:
+            return gl.maximum(begin, split * self.SPLIT)
 
     @gluon.jit
     def places(self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH: gl.constexpr):
@@ -77,7 +85,7 @@ class Totals:
     @gluon.jit
     def add(self, x, kept, alpha, weight, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH):
         """Keep an accumulator, whose first column this is, or add it to what is kept, a few columns
-        at a time: registers have no room for another accumulator beside P.
+        at a time: registers may have no room for another accumulator.
         """
         PART: gl.constexpr = min(PART_COLUMNS, x.shape[1])
         parts = parts_of(x, PART)
@@ -94,7 +102,6 @@ class Totals:
         """Merge the state of a split into the total that is kept; if none is, it is the total."""
         WIDTH: gl.constexpr = acc.width()
         _, values = self.places(acc.first, CONSUMER, 0, WIDTH)
-        row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
         alpha, weight = row_sum, row_sum
         if kept:
             kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
