@@ -17,7 +17,7 @@ from flash_versions.versions.fa3.hopper.decode import host as decode
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
 
-plans: dict[tuple | None, Plan] = {}
+plans: dict[tuple, Plan] = {}
 
 
 def serves(request: Request) -> bool:
@@ -36,6 +36,7 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     if not decode.left_to_gathering(request):
         return decode.forward(request)
     kind = host.kind_of(request)
+    assert kind is not None
     if kind not in plans:
         plans[kind] = host.make_plan(request, default_config(request), request.q.dtype)
     return host.launch(plans[kind], request)
@@ -48,7 +49,9 @@ def gradients(request: Request) -> Backward | None:
     found = kernel.Gradients(in_rows(request), default_gradients(request))
 
     def run(request: Request, *given: Any) -> Any:
-        return found(in_rows(request), *given)
+        keys = request.k.shape[1]  # a single one was padded
+        dq, dk, dv, dsink = found(in_rows(request), *given)
+        return dq, dk[:, :keys].contiguous(), dv[:, :keys].contiguous(), dsink
 
     return run
 

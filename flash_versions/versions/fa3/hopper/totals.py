@@ -22,7 +22,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, thread_barrier
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SPLIT_KEYS = 2048
@@ -111,6 +111,7 @@ class Totals:
         self.add(acc.first, kept, alpha, weight, CONSUMER, 0, WIDTH)
         if acc.PANELS == 2:
             self.add(acc.second, kept, alpha, weight, CONSUMER, acc.first.shape[1], WIDTH)
+        thread_barrier()  # of the four threads that share a row, one may store m and l for all
 
     @gluon.jit
     def merged(self, acc, row_max, row_sum, CONSUMER: gl.constexpr):
