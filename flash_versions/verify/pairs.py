@@ -261,10 +261,6 @@ def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
         zip(("q", "do", "k", "v"), (inputs.q, inputs.do, inputs.k, inputs.v))
     )
     alone = {name: x[None] for name, x in alone.items()} | inputs.options
-    if (
-        pair.layout == "documents" and pair.backward
-    ):  # gradients of intervals have their own kernels
-        alone |= documents([pair.length], causal=True, device=device)
     part = 0, slice(pair.begin, pair.end)
     wanted = results(version, alone, part, (0, slice(None)), pair.backward)
     arguments, rows, keys = among_others(inputs)

@@ -65,21 +65,20 @@ def plan_hopper(request: Request) -> Forward:
 
 def kind_of(request: Request) -> tuple | None:
     """See `Version`: that of a request that descriptors can address, on Hopper."""
-    if request.precision is not None or forward.left_to_gathering(request, splits=False):
+    exact = request.batch_invariant
+    if exact or request.precision or forward.left_to_gathering(request, splits=False):
         return None
     return forward_hopper.kind_of(request)
 
 
 def kind_of_forward(request: Request) -> tuple | None:
     """What decides about the forward beside the request's kind."""
-    return None if request.batch_invariant or forward.left_to_splits(request) else ()
+    return None if forward.left_to_splits(request) else ()
 
 
 def choose_backward(request: Request) -> Backward:
     """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
-    if request.batch_invariant and request.is_deterministic:
-        return exact.gradients(request) or fa2_backward.backward
-    if gradients_left(request):
+    if request.batch_invariant or gradients_left(request):
         return fa2_backward.backward
     return backward_hopper.Gradients(request, default_backward(request))
 

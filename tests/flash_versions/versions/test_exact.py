@@ -98,14 +98,6 @@ def test_splits_in_every_order(head_dim, rows, on_hopper):
     in_every_order(compute)
 
 
-@pytest.mark.parametrize("layout", ["rows", "packed", "left", "right", "documents"])
-def test_gradients_on_hopper(layout, on_hopper):
-    """Grouped heads, which other lengths would divide over programs; and left padding, before which
-    blocks of queries would begin.
-    """
-    assert not differing("fa3", on_hopper, layout=layout, backward=True)
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_options_on_hopper(name, on_hopper):
     assert not differing("fa4", on_hopper, **CHANGES[name])

@@ -1,17 +1,10 @@
-"""Hopper's kernels with batch_invariant: a forward and one for decoding, in which a row has the
-same bits, and the ordered backward, whose tiles depend on nothing but head dims.
-"""
-
-from typing import Any
+"""The forward on Hopper with batch_invariant: two kernels, in which a row has the same bits."""
 
 import torch
 
 from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Backward
 from flash_versions.versions.fa3.hopper import host
-from flash_versions.versions.fa3.hopper.backward import kernel
-from flash_versions.versions.fa3.hopper.backward.config import default_config as default_gradients
 from flash_versions.versions.fa3.hopper.config import default_config
 from flash_versions.versions.fa3.hopper.decode import host as decode
 from flash_versions.versions.tiles import wgmma
@@ -40,20 +33,6 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     if kind not in plans:
         plans[kind] = host.make_plan(request, default_config(request), request.q.dtype)
     return host.launch(plans[kind], request)
-
-
-def gradients(request: Request) -> Backward | None:
-    """The gradients on Hopper of a request that has to be deterministic, too, or None."""
-    if not serves(request) or kernel.left_to_portable(in_rows(request)):
-        return None
-    found = kernel.Gradients(in_rows(request), default_gradients(request))
-
-    def run(request: Request, *given: Any) -> Any:
-        keys = request.k.shape[1]  # a single one was padded
-        dq, dk, dv, dsink = found(in_rows(request), *given)
-        return dq, dk[:, :keys].contiguous(), dv[:, :keys].contiguous(), dsink
-
-    return run
 
 
 def in_rows(request: Request) -> Request:
