@@ -163,8 +163,8 @@ def attention(
         batch_invariant: True: a row of o and of the LSE is a function of its query, its keys and
             values and their order, to the bit. The batch, other rows, the chunk of the prompt,
             packing, padding on either side, pages and decoding in the place of prefill change
-            nothing; with `deterministic`, nor do they change dq, dk and dv. Not with dropout_p,
-            num_splits, or FP8 that is quantised in the call. False: what is fastest for a shape.
+            nothing, nor do they change dq, dk and dv. Not with dropout_p, num_splits, or FP8 that
+            is quantised in the call. False: what is fastest for a shape.
         check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table, query_starts,
             query_ends and the scales on the host and refuse what is out of range. Without it, the
             host reads none of them, and cu_seqlens or pages out of range make the kernels read and

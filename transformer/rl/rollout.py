@@ -29,7 +29,7 @@ from transformer.tasks.verifiers import RewardError, as_reward
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
-UNIT, SPLIT = 128, 2048  # keys that batch-invariant attention takes together, a multiple of them
+UNIT, SPLIT = 128, 4096  # keys that batch-invariant attention takes together, a multiple of them
 
 Forward = Callable[..., Tensor]  # (tokens, wanted, branches if any) -> logits, see `Transformer`
 

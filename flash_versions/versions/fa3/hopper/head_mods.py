@@ -7,6 +7,14 @@ from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
+@gluon.jit
+def in_log2(sink):
+    """A sink in log2 units. As an explicit fma it is rounded before a maximum is subtracted: a
+    compiler may contract a product with that, and need not choose alike in two kernels.
+    """
+    return gl.fma(sink.to(gl.float32), LOG2E, 0.0)
+
+
 @aggregate
 class HeadMods:
     """The slope and the sink of a head, once `of_head` has loaded them; `ScoreMods` in Gluon.
@@ -31,7 +39,7 @@ class HeadMods:
             at = sequence.to(gl.int64) * self.batch_stride + head * self.head_stride
             slope = gl.load(self.slopes + at).to(gl.float32) * (LOG2E / scale_log2)
         if self.SINK:
-            sink = gl.load(self.sinks + head).to(gl.float32) * LOG2E
+            sink = in_log2(gl.load(self.sinks + head))
         return HeadMods(
             self.slopes, self.sinks + head, self.batch_stride, self.head_stride, slope, sink,
             self.ALIBI, self.SINK

@@ -4,9 +4,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.fp8.pairs import are_pairs, hidden, paired
-from flash_versions.versions.fa3.hopper.head_mods import HeadMods, make_head_mods
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2, make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
-from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
+from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
@@ -168,8 +168,7 @@ class QueryProblem:
     def sinks(self, ROWS: gl.constexpr, layout: gl.constexpr):
         """The sinks of a consumer's rows, in log2 units; one number if they have one head."""
         if self.HEADS > 1:
-            own = gl.load(self.mods.sinks + self.heads_of_rows(ROWS, layout))
-            return own.to(gl.float32) * LOG2E
+            return in_log2(gl.load(self.mods.sinks + self.heads_of_rows(ROWS, layout)))
         else:
             return self.mods.sink
 

@@ -12,7 +12,7 @@ In decoding, a program has one split, and the last program of a sequence merges 
 (`decode/pieces.py`). In prefill, a consumer has all splits of its rows, one after the other.
 Registers hold one accumulator, so the total is in memory: 64 rows in fp32, which stay in the L2
 cache and which only the consumer's own threads read and write. At head_dim 128 that is a load and
-a store of 32 KiB for every 2048 keys, whose 16 blocks take the tensor cores 16,000 cycles.
+a store of 32 KiB for every 4096 keys, whose 32 blocks take the tensor cores 32,000 cycles.
 
 A merge multiplies and adds by an explicit `fma`: ptxas could contract either of the two products,
 and need not choose alike in two kernels.
@@ -25,7 +25,7 @@ from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
 from flash_versions.versions.tiles.triton_compat import aggregate, thread_barrier
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-SPLIT_KEYS = 2048
+SPLIT_KEYS = 4096
 PART_COLUMNS = gl.constexpr(64)
 
 

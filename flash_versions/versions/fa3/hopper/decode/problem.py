@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.head_mods import in_log2
 from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
@@ -251,8 +252,8 @@ class DecodeProblem:
     @gluon.jit
     def sinks(self, row, exist):
         """The sinks of the rows that exist, in log2 units."""
-        sink = gl.load(self.mods.sinks + self.heads_of(row), mask=exist, other=float("-inf"))
-        return sink.to(gl.float32) * LOG2E
+        at = self.mods.sinks + self.heads_of(row)
+        return in_log2(gl.load(at, mask=exist, other=float("-inf")))
 
     @gluon.jit
     def scored(self, s, queries, block):
