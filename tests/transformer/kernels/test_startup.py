@@ -36,7 +36,7 @@ def test_compiling_is_said_once_where_it_is_done(stream, monkeypatch, tmp_path):
         said = sys.stderr.getvalue()
         assert said.startswith(startup.NOTICE) and said.endswith("\n") if first else not said
         assert (" 2kernel [" in said) == (first and stream is Terminal)
-            assert " 3kernel [" not in said  # and not the rate, such as 23.43kernel/s
+        assert " 3kernel [" not in said  # and not the rate, such as 23.43kernel/s
 
 
 def test_what_fails_early_is_left_to_where_it_is_needed(monkeypatch):
