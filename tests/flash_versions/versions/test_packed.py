@@ -1,17 +1,19 @@
 """Sequences that are not rows of a rectangle: packed, left-padded, in pages."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.launch import kinds_of
+from flash_versions.dispatch.launch import native
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from tests.flash_versions.versions.test_attention import by_backward, by_dtype, check
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
+from tests.helpers.kernels.driver import driven
 
 # FA3 and FA4 leave packed sequences to FA2's kernels, but on a GPU.
 by_version = pytest.mark.parametrize(
@@ -132,16 +134,17 @@ def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
     keys = []
 
     def note(grid, arguments, constants):
-        keys.append((*kinds_of(arguments), *constants.values()))
+        keys.append(native().kinds(arguments, bytes(6), tuple(constants.values())))
 
     monkeypatch.setattr(varlen_scheduler, "launch_lay_out", note)
     q, k, v = packed_inputs([20], [20], device)
     one = bounds([20], device)
     misaligned = torch.cat((one[:1], one))[1:]
-    for other in (one.long(), misaligned):
-        request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
-        lay_out(request, Tiling(64))
-        lay_out(request, Tiling(64, of_keys=True))
+    with nullcontext() if q.is_cuda else driven(monkeypatch):
+        for other in (one.long(), misaligned):
+            request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
+            lay_out(request, Tiling(64))
+            lay_out(request, Tiling(64, of_keys=True))
     assert len(set(keys)) == 4
 
 

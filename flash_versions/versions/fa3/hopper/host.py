@@ -2,14 +2,15 @@
 launch.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher, Plan, empty
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
@@ -27,7 +28,6 @@ from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import FAR, ragged_box
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_box
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
@@ -335,21 +335,75 @@ def forward(
         heads, M); no further statistics.
     """
     config = config or default_config(request)
-    return launch(make_plan(request, config, request.q.dtype), request)
+    return Forward(make_plan(request, config, request.q.dtype))(request)
+
+
+class Sizes(NamedTuple):
+    """What follows from the shapes and strides of a request.
+
+    Attributes:
+        o: shape, strides and type; lse, shape and strides.
+        steps: what the descriptors of Q, K, V and O say.
+        programs: of the kernel.
+        numbers: COUNTS and MORE_COUNTS.
+    """
+
+    o: tuple
+    lse: tuple
+    steps: tuple
+    programs: int
+    numbers: tuple
+
+
+def measure(plan: Plan, request: Request) -> Sizes:
+    """The sizes of a request of a plan's kind."""
+    q, k, v = request.q, request.k, request.v
+    batch, length, heads, _ = q.shape
+    dim = cdiv(v.shape[3], O_MULTIPLE) * O_MULTIPLE
+    o = (batch, length, heads, dim), (length * heads * dim, heads * dim, dim, 1)
+    lse = (batch, heads, length), (heads * length, length, 1)
+    steps: tuple = None, None, None
+    if request.precision is None:
+        steps = tuple([box.steps(x.shape, x.stride()) for box, x in zip(plan.boxes, (q, k, v))])
+    return Sizes(
+        (*o, request.out_dtype), lse, (*steps, plan.boxes[3].steps(*o)),
+        num_programs(request, plan.config), numbers_of(request, plan.config)
+    )  # fmt: skip
+
+
+class Forward:
+    """The forward of requests of a plan's kind. Others: further tensors of FA4's kernel, which may
+    be absent.
+    """
+
+    def __init__(self, plan: Plan, others: tuple[torch.Tensor | None, ...] = ()) -> None:
+        self.plan, self.others = plan, others
+
+    def __call__(self, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """(o, lse, None), as `forward` returns them."""
+        return self.prepare(request)(request)
+
+    def prepare(self, request: Request) -> partial:
+        """The forward of requests with such tensors."""
+        return partial(launch, self.plan, measure(self.plan, request), others=self.others)
 
 
 def launch(
     plan: Plan,
+    sizes: Sizes,
     request: Request,
     boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
     others: tuple[torch.Tensor | None, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`. Others: further tensors of FA4's kernel, which may be absent.
+    `Scales`.
     """
     q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
-    o, lse = new_outputs(request, O_MULTIPLE)
+    device = q.device
+    (o_shape, o_strides, dtype), (lse_shape, lse_strides) = sizes.o, sizes.lse
+    o = empty(o_shape, o_strides, dtype, device)
+    lse = empty(lse_shape, lse_strides, torch.float32, device)
     absent: Any = plan.absent(lse)
     tiles: Any = absent
     bounds = lists = absent
@@ -359,15 +413,18 @@ def launch(
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     q_box, k_box, v_box, o_box, *second = plan.boxes
-    second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
+    of_q, of_k, of_v, of_o = sizes.steps
     plan.launch(
-        (num_programs(request, config),),
+        (sizes.programs,),
         (
-            *(boxes or (q_box(q), k_box(k), v_box(v))),
-            o_box(o),
-            *second,
+            *(boxes or (q_box.at(q, of_q), k_box.at(k, of_k), v_box.at(v, of_v))),
+            o_box.at(o, of_o),
+            *[
+                absent if box is None else box.at(x, steps)
+                for box, x, steps in zip(second, (q, k, v), sizes.steps)
+            ],
             lse,
-            counters.take(o.device) if config.scheduler == "dynamic" else absent,
+            counters.take(device) if config.scheduler == "dynamic" else absent,
             tiles,
             absent if request.alibi_slopes is None else request.alibi_slopes,
             absent if request.sink is None else request.sink,
@@ -375,7 +432,7 @@ def launch(
             lists,
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
-            *numbers_of(request, config),
+            *sizes.numbers,
         ),
     )
     return narrowed(o, v), lse, None

@@ -23,7 +23,7 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import ragged_box
-from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
+from flash_versions.versions.tiles.tma import Box, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -87,11 +87,10 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
 
 # Which of the first boxes' tensors have one of a second panel, too: by halves not dQ's sum.
 BESIDE, BESIDE_HALVES = (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 6, 7)
-UNKNOWN = [None] * 8
 
 
-def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tuple:
-    """The arguments of the kernel that are tensors; steps: as `Counts` has them, or UNKNOWN."""
+def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> tuple:
+    """The arguments of the kernel that are tensors."""
     values, constants = space.values, plan.constants
     absent: Any = plan.absent(values)
     bounds = spans = absent
@@ -107,12 +106,15 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
             claims = (counters.take(values.device),)
     q = request.q
     inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    boxed = [box(x, at) for box, x, at in zip(plan.boxes, inner, steps)]
+    steps = counts.steps
+    if space.do.stride() != counts.do:
+        steps = [*steps[:4], None, *steps[5:]]
+    boxed = [box.at(x, steps) for box, x, steps in zip(plan.boxes, inner, steps)]
     second: Any = ()
     if plan.boxes[8:]:
         numbers = BESIDE_HALVES if plan.config.by_halves else BESIDE
         second = [
-            absent if box is None else box(inner[i], steps[i])
+            absent if box is None else box.at(inner[i], steps[i])
             for box, i in zip(plan.boxes[8:], numbers)
         ]
     return (
@@ -148,14 +150,20 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
     line, strides = length * width, (q.stride(), k.stride(), v.stride())
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-    steps: list | None = None
-    if not request.is_ragged:
-        row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
-        of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
-        of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        inputs = [box_steps(x.shape, stride) for x, stride in zip((q, k, v), strides)]
-        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
-    return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
+    of_k, of_v = contiguous(k.shape), contiguous(v.shape)
+    of_do = contiguous((*q.shape[:3], v.shape[3]))
+    inputs: list[tuple] = [(x.shape, stride) for x, stride in zip((q, k, v), strides)]
+    if request.is_ragged and request.cu_seqlens_k is None:  # `prepare` puts them in order
+        inputs[1:] = of_k, of_v
+    described = values, *inputs, of_do, dq_sum, of_k, of_v
+    steps = [box.steps(*x) for box, x in zip(plan.boxes, described)]
+    return Counts(strides, values, dq_sum, of_do[1], steps, numbers, num_programs(request, config))
+
+
+def contiguous(shape: tuple) -> tuple[tuple, tuple]:
+    """A shape of four dimensions with the strides of a tensor in order."""
+    _, length, heads, dim = shape
+    return shape, (length * heads * dim, heads * dim, dim, 1)
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:

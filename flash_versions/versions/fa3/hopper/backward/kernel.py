@@ -121,7 +121,6 @@ from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, d
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
-    UNKNOWN,
     count,
     make_plan,
     tensors,
@@ -380,7 +379,7 @@ class Gradients:
         if counts is None or counts.strides != strides:
             counts = count(request, plan)
         space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
-        given = tensors(request, space, plan, counts.steps or UNKNOWN)
+        given = tensors(request, space, plan, counts)
         plan.launch((counts.programs,), (*given, *counts.numbers))
         finish(request, space, plan.rows)
         return space.dq, space.dk, space.dv, space.dsink

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher, Plan, empty
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2.backward import compute_delta
@@ -28,7 +28,7 @@ from flash_versions.versions.tiles.rows import (
     load_row_values,
     row_pointers,
 )
-from flash_versions.versions.tiles.sequences import Sequences, empty_fp32, new_gradients
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
 from flash_versions.versions.tiles.tma import describable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
@@ -252,8 +252,9 @@ class Counts(NamedTuple):
         strides: of q, k and v.
         values: shape and strides of `Workspace.values`.
         dq_sum: the same of `Workspace.dq_sum`.
-        steps: what the descriptors of both and of q, k, v, dK and dV say, in the order of
-            `host.boxes_of`; that of dO is None. None if a plan of tiles decides.
+        do: the strides of dO if it is contiguous.
+        steps: what the descriptors of all these and of dK and dV say, in the order of
+            `host.boxes_of`.
         numbers: the numbers of the main kernel.
         programs: of the main kernel.
     """
@@ -261,7 +262,8 @@ class Counts(NamedTuple):
     strides: tuple
     values: tuple[tuple, tuple]
     dq_sum: tuple[tuple, tuple]
-    steps: list | None
+    do: tuple
+    steps: list
     numbers: tuple
     programs: int
 
@@ -349,7 +351,8 @@ def prepare(
     if request.sink is not None:
         delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
-    values, dq_sum = empty_fp32(*counts.values, q.device), empty_fp32(*counts.dq_sum, q.device)
+    fp32 = torch.float32, q.device
+    values, dq_sum = empty(*counts.values, *fp32), empty(*counts.dq_sum, *fp32)
     padded, length = counts.values[0][3], counts.dq_sum[0][1]
     turns = sums = arrivals = None
     if request.is_deterministic:

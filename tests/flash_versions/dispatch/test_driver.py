@@ -1,0 +1,289 @@
+"""Launches by CUDA's driver alone are those of Triton's launcher, byte for byte."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch.utils.flop_counter import FlopCounterMode
+from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flash_versions.dispatch import launch
+from flash_versions.dispatch.autograd.call import key_of, known
+from flash_versions.versions.tiles.tma import swizzled_box
+from tests.flash_versions.dispatch.test_launch import CALLS, late, step
+from tests.helpers.kernels.driver import driven
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    with driven(monkeypatch) as notes:
+        yield notes
+
+
+class Pair(NamedTuple):
+    x: object
+    n: object
+
+
+@triton.jit(do_not_specialize=["count"])
+def any_kernel(x, n, pair, desc, scale, count, optional, BLOCK: tl.constexpr):
+    """Reads parameters of all kinds, so that the compiler keeps them."""
+    tile = desc.load([0, 0, 0, 0]).to(tl.float32).sum()
+    tl.store(x, tile * scale + n + pair.n + count + BLOCK)
+    if optional is not None:
+        tl.store(pair.x, tl.load(optional))
+
+
+@gluon.jit
+def copy_kernel(desc, x, SIZE: gl.constexpr):
+    """Gluon's descriptors."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    gl.store(x + gl.arange(0, SIZE, layout=layout), desc.shape[2] + desc.strides[1])
+
+
+def both(cuda, form, grid, arguments):
+    """What a form launches, and what Triton does."""
+    assert type(form) is launch.native().Form, "the driver alone does not launch it"
+    by_triton = form.otherwise
+    return cuda.of(form, grid, arguments), cuda.of(by_triton, grid, arguments)
+
+
+def arguments(numbers, optional=None):
+    x, tile = torch.zeros(64), torch.zeros(2, 32, 3, 64, dtype=torch.float16)
+    n, m, count = numbers
+    desc = TensorDescriptor(tile, [2, 3, 32, 64], [6144, 64, 192, 1], [1, 1, 16, 64])
+    return x, n, Pair(x, m), desc, 0.5, count, optional
+
+
+NUMBERS = (5, 7, 9), (1, 16, 1), (2**40, -3, 2**31 - 1), (-(2**40), 1, -5)
+
+
+@pytest.mark.parametrize("options", [{}, {"launch_pdl": True}], ids=str)
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("has_optional", [False, True])
+def test_parameters_of_all_kinds(has_optional, numbers, options, cuda):
+    given = arguments(numbers, torch.ones(1) if has_optional else None)
+    launcher = launch.Launcher(any_kernel, **options)
+    form = launcher((3, 2), given, {"BLOCK": 16})
+    mine, theirs = both(cuda, form, (3, 2), given)
+    assert mine == theirs and len(mine) > 200
+    other = cuda.of(form, (3, 2), arguments(numbers, given[-1]))
+    assert len(other) == len(mine) and other != mine, "addresses are those of each launch"
+    assert cuda.of(form, (0, 2), given) == b"", "an empty grid"
+
+
+@triton.jit
+def store_kernel(x, n):
+    """A program of several blocks in a cluster may do this."""
+    tl.store(x + tl.arange(0, 256), n)
+
+
+@pytest.mark.parametrize("options", [{"num_ctas": 2}, {"launch_cooperative_grid": True}], ids=str)
+def test_attributes_of_a_launch(options, cuda):
+    given = torch.zeros(256), 7
+    form = launch.Launcher(store_kernel, **options)((4,), given, {})
+    mine, theirs = both(cuda, form, (4,), given)
+    assert mine == theirs
+    plain = launch.Launcher(store_kernel)((4,), given, {})
+    assert len(cuda.of(plain, (4,), given)) < len(mine)
+
+
+@pytest.mark.parametrize("version", [13000, 13020])  # an older driver's maps are corrected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [3, 5000])  # below 128 KiB and above
+@pytest.mark.parametrize("strided", [False, True])
+def test_boxes_are_encoded_as_triton_encodes_them(strided, rows, dtype, version, monkeypatch):
+    with driven(monkeypatch, version) as cuda:
+        if version < 13020 and not hasattr(driver.active.utils, "fill_tma_descriptor_tiled"):
+            pytest.skip("this Triton does not correct maps")
+        compare_boxes(strided, rows, dtype, cuda)
+
+
+def compare_boxes(strided, rows, dtype, cuda):
+    x = torch.zeros(2, rows, 3, 64, dtype=dtype)
+    if strided:
+        x = torch.zeros(2, rows, 3, 192, dtype=dtype)[..., 64:128]
+    box, out = swizzled_box(dtype, 64, 64), torch.zeros(32, dtype=torch.int64)
+    plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
+    plan.launch((1,), (box.at(x), out))
+    mine, theirs = both(cuda, plan.form, (1,), (box.at(x), out))
+    assert mine == theirs
+    assert mine == cuda.of(plan.form, (1,), (box(x), out)), "a descriptor does as well"
+
+
+@pytest.mark.parametrize("case", ["plain", "packed", "wide", "slopes", "a sink"])
+def test_attention_is_launched_as_by_triton(case, cuda, monkeypatch):
+    """All of its kernels, forward and backward, when a call comes again, too."""
+    compared = []
+    make_form = launch.make_form
+
+    def compare(*given):
+        form = make_form(*given)
+
+        def launched(grid, arguments):
+            compared.append(both(cuda, form, grid, arguments))
+            assert compared[-1][0] == compared[-1][1]
+
+        return launched
+
+    monkeypatch.setattr(launch, "make_form", compare)
+    make, options = CALLS[case]
+    leaves = make()
+    for _ in range(3):
+        step("auto", leaves, **options)
+    assert len(known) == 1 and len(compared) >= 6
+
+
+def test_a_hook_of_triton_is_called(cuda, monkeypatch):
+    given, seen = arguments((5, 7, 9)), []
+    form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
+    mine = cuda.of(form, (1,), given)
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patch:
+            patch.setattr(knobs.runtime, name, lambda metadata: seen.append(metadata))
+            assert cuda.of(form, (1,), given) == mine
+    assert len(seen) == 2
+
+
+WRONG: dict[str, tuple[Callable, str]] = {
+    "too few": (lambda given: given[:3], "fewer"),
+    "too many": (lambda given: (*given, 1, 2, 3), "more"),
+    "a number for a tuple": (lambda given: (*given[:2], 5, *given[3:]), "tuple"),
+    "a tensor for a number": (lambda given: (given[0], given[0], *given[2:]), "only integer|int"),
+    "a text for a pointer": (lambda given: ("x", *given[1:]), "data_ptr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused(case, cuda):
+    change, sentence = WRONG[case]
+    given = arguments((5, 7, 9))
+    form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
+    with pytest.raises((TypeError, AttributeError), match=sentence):
+        form((1,), change(given))
+
+
+def test_where_the_module_cannot_be_had_triton_launches(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "native", lambda: None)
+    given = arguments((5, 7, 9))
+    launcher = launch.Launcher(any_kernel)
+    sizes = {len(cuda.of(launcher, (1,), given, {"BLOCK": 16})) for _ in range(2)}
+    assert len(sizes) == 1 and sizes != {0}
+    assert not launcher.forms
+
+
+# Keys of calls
+
+
+def q_k_v(requires_grad=False):
+    return tuple(torch.zeros(2, 64, 4, 64).requires_grad_(requires_grad) for _ in range(3))
+
+
+CHANGED = {
+    "dtype": lambda q: q.half(),
+    "length": lambda q: torch.zeros(2, 65, 4, 64),
+    "strides": lambda q: q.transpose(1, 2).contiguous().transpose(1, 2),
+    "alignment": late,
+    "gradient": lambda q: q.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_calls_that_are_served_otherwise_have_other_keys(case, cuda):
+    q, k, v = q_k_v()
+    key = key_of((q, k, v), ("auto", True))
+    assert key is not None and key == key_of(q_k_v(), ("auto", True))
+    other = CHANGED[case](q).detach().requires_grad_(case == "gradient")
+    assert key_of((other, k, v), ("auto", True)) not in (None, key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("fa3", True), ("auto", 1), ("auto", 1.0), ("auto", None), ("auto", (1, 0)), ("auto", (1,))],
+)
+def test_options_that_are_equal_but_not_alike_have_other_keys(options, cuda):
+    assert key_of(q_k_v(), options) not in (None, key_of(q_k_v(), ("auto", True)))
+
+
+def test_the_same_object_twice_is_told_apart(cuda):
+    q, k, v = q_k_v()
+    cuts = torch.tensor([0, 3])
+    given = [(q, k, v, cuts, other) for other in (cuts, cuts.clone(), None)]
+    assert len({key_of(x, ()) for x in given}) == 3
+
+
+class Marked(torch.Tensor):
+    """Whose operations are watched."""
+
+
+UNUSUAL = {
+    "a list": lambda x: [x],
+    "a subclass": lambda x: x.as_subclass(Marked),
+    "a negative view": torch._neg_view,
+    "no strides": lambda x: x.to_sparse(),
+    "nothing in it": lambda x: x[:, :0],
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_tensors_have_no_key(case, cuda):
+    q, k, v = q_k_v()
+    assert key_of((q, UNUSUAL[case](k), v), ()) is None
+
+
+@pytest.mark.parametrize("option", [[0, 1], {}, 2**70, object()])
+def test_unusual_options_have_no_key(option, cuda):
+    assert key_of(q_k_v(), (option,)) is None
+
+
+@contextmanager
+def autocast():
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+WATCHED = {
+    "a dispatch mode": lambda: FlopCounterMode(display=False),
+    "autocast": autocast,
+    "forward mode": torch.autograd.forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("case", WATCHED)
+def test_where_torch_watches_calls_have_no_key(case, cuda):
+    with WATCHED[case]():
+        assert key_of(q_k_v(), ()) is None
+
+
+def test_a_transform_has_no_key(cuda):
+    found = []
+    torch.vmap(lambda q: (found.append(key_of((q, q, q), ())), q)[1])(q_k_v()[0])
+    assert found == [None]
+
+
+def test_modes_of_gradients_have_other_keys(cuda):
+    given = q_k_v(requires_grad=True)
+    key = key_of(given, ())
+    with torch.no_grad():
+        assert key_of(given, ()) not in (None, key)
+
+
+def test_private_names_of_torch_are_there():
+    """They are found by name, and calls take longer in a torch that has other ones."""
+    assert {x.__name__ for x in launch.WATCHERS} == {
+        "_len_torch_dispatch_stack", "peek_interpreter_stack", "_get_tracing_state",
+        "is_autocast_enabled",
+    }  # fmt: skip
+    if torch.version.cuda:
+        assert launch.take is not None and hasattr(torch._C, "_cuda_getDevice")
