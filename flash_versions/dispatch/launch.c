@@ -32,6 +32,9 @@ enum { COOPERATIVE = 2, CLUSTER = 4, SPREAD = 5, AFTER_PREVIOUS = 6 }; /* ids of
 enum { PROMOTE_128 = 2, FILL_ZERO = 0, FILL_NAN = 1 };
 enum { MAP_BYTES = 128, MAX_RANK = 5, MAX_PARAMETERS = 512, MAX_BYTES = 16384 };
 
+/* See `ragged.py`. */
+static const int64_t FAR = 1LL << 30, ANY = (1LL << 31) - (1 << 16), BACK = 1LL << 34;
+
 static struct {
     int (*launch)(const Config *, void *, void **, void **);
     int (*encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
@@ -47,8 +50,8 @@ static int driver_version;
 
 static PyObject *data_ptr, *base, *shape, *strides, *stride, *padding, *dtype, *get_device,
     *requires_grad, *is_neg, *calls, *enter_hook, *exit_hook, *zero, *block_shape,
-    *layout;
-static PyObject *tensor, *parameter, *function, *watchers, *is_grad_enabled; /* see `prepare` */
+    *layout, *value;
+static PyObject *tensor, *parameter, *function, *constant, *watchers, *is_grad_enabled; /* see `prepare` */
 
 /* Whether all went well; else Python's error says what the driver said. */
 static int checked(int error, const char *what) {
@@ -119,24 +122,48 @@ static void *next(Launch *launch, size_t bytes) {
     return place;
 }
 
-/* Add parameters that are integers, and copy them. */
-static int add_numbers(Launch *launch, PyObject *numbers, uint64_t *copy, int rank) {
-    if (PyTuple_GET_SIZE(numbers) != rank) {
-        PyErr_SetString(PyExc_ValueError, "a descriptor has another rank than its kernel says");
+/* Read whole numbers, so many; a sequence of Python, which is given away. */
+static int read_numbers(PyObject *given, int64_t *numbers, int most, int *count) {
+    PyObject *found = given ? PySequence_Tuple(given) : NULL;
+    Py_XDECREF(given);
+    if (!found)
+        return 0;
+    *count = PyTuple_GET_SIZE(found);
+    for (int i = 0; i < *count && *count <= most; i++)
+        numbers[i] = bits_of(PyTuple_GET_ITEM(found, i));
+    Py_DECREF(found);
+    return !PyErr_Occurred() && *count <= most;
+}
+
+/* The shape and the strides of the descriptor of a tensor (batch, length, heads, dim), or without
+   a batch, by its own: as `tma.box_steps` has them; of five dimensions, as `ragged.ragged_steps`. */
+static int read_steps(PyObject *boxed, int rank, int64_t *sizes, int64_t *steps) {
+    int64_t given[4] = {1, 1, 1, 1}, strides[4] = {16, 16, 16, 16};
+    int dims, count;
+    PyObject *found = PyTuple_GET_ITEM(boxed, 2);
+    int missing = PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3;
+    if (!read_numbers(Py_NewRef(found), given + missing, 4 - missing, &dims) ||
+        !read_numbers(Py_NewRef(PyTuple_GET_ITEM(boxed, 3)), strides + missing, 4 - missing, &count))
+        return 0;
+    int64_t batch = given[0], length = given[1], heads = given[2], dim = given[3];
+    int64_t row = length == 1 ? 16 : strides[1], head = heads == 1 ? 16 : strides[2];
+    if (rank == 4) {
+        memcpy(sizes, (int64_t[]){batch, heads, length, dim}, 32);
+        memcpy(steps, (int64_t[]){batch == 1 ? 16 : strides[0], head, row, 1}, 32);
+        return 1;
+    }
+    if ((batch == 1 ? length : strides[0] / strides[1] * batch) > FAR) {
+        PyErr_SetString(PyExc_ValueError, "rows are too many; 2^30 are possible.");
         return 0;
     }
-    for (int i = 0; i < rank; i++) {
-        uint64_t *place = next(launch, 8);
-        if (!place)
-            return 0;
-        *place = copy[i] = bits_of(PyTuple_GET_ITEM(numbers, i));
-    }
-    return !PyErr_Occurred();
+    memcpy(sizes, (int64_t[]){ANY, ANY, heads, FAR, dim}, 40);
+    memcpy(steps, (int64_t[]){BACK - row, row, head, row, 1}, 40);
+    return 1;
 }
 
 /* Encode a map of TMA as Triton does. */
-static int encode(const Slot *slot, void *map, uint64_t address, const uint64_t *sizes,
-                  const uint64_t *steps, int fill) {
+static int encode(const Slot *slot, void *map, uint64_t address, const int64_t *sizes,
+                  const int64_t *steps, int fill) {
     uint64_t dims[MAX_RANK], bytes[MAX_RANK];
     double last = 0; /* byte; boxes of sequences reach past 2^64 */
     uint32_t ones[MAX_RANK] = {1, 1, 1, 1, 1};
@@ -158,38 +185,45 @@ static int encode(const Slot *slot, void *map, uint64_t address, const uint64_t 
 /* Add the parameters of a descriptor: its map, its shape, its strides. It is one of Triton or
    Gluon, or (box, tensor, shape, strides), see `tma.Box`. */
 static int add_descriptor(Launch *launch, const Slot *slot, PyObject *x) {
-    uint64_t sizes[MAX_RANK], steps[MAX_RANK];
-    PyObject *parts[4] = {NULL, NULL, NULL, NULL};
-    int done = 0, fill = FILL_ZERO, rank = slot->count;
+    int64_t sizes[MAX_RANK], steps[MAX_RANK];
+    int fill = FILL_ZERO, rank = slot->count, dims = rank, count = rank;
+    PyObject *of = NULL;
     launch->used = (launch->used + MAP_BYTES - 1) / MAP_BYTES * MAP_BYTES;
     void *map = next(launch, MAP_BYTES);
     if (!map)
         return 0;
     if (PyTuple_CheckExact(x) && PyTuple_GET_SIZE(x) == 4) {
-        for (int i = 1; i < 4; i++)
-            parts[i] = Py_NewRef(PyTuple_GET_ITEM(x, i));
+        of = Py_NewRef(PyTuple_GET_ITEM(x, 1));
+        if (!read_steps(x, rank, sizes, steps))
+            goto failed;
     } else {
-        PyObject *names[] = {padding, base, shape, strides};
-        for (int i = 0; i < 4; i++)
-            if (!(parts[i] = PyObject_GetAttr(x, names[i])))
-                goto end;
-        int same = PyObject_RichCompareBool(parts[0], zero, Py_EQ);
-        if (same < 0)
-            goto end;
+        PyObject *padded = PyObject_GetAttr(x, padding);
+        int same = padded ? PyObject_RichCompareBool(padded, zero, Py_EQ) : -1;
+        Py_XDECREF(padded);
         fill = same ? FILL_ZERO : FILL_NAN;
+        if (same < 0 || !(of = PyObject_GetAttr(x, base)) ||
+            !read_numbers(PyObject_GetAttr(x, shape), sizes, rank, &dims) ||
+            !read_numbers(PyObject_GetAttr(x, strides), steps, rank, &count))
+            goto failed;
     }
-    for (int i = 2; i < 4; i++) {
-        PyObject *numbers = PySequence_Tuple(parts[i]);
-        Py_SETREF(parts[i], numbers);
-        if (!numbers || !add_numbers(launch, numbers, i == 2 ? sizes : steps, rank))
-            goto end;
+    if (dims != rank || count != rank) {
+        PyErr_SetString(PyExc_ValueError, "a descriptor has another rank than its kernel says");
+        goto failed;
     }
-    uint64_t address = address_of(parts[1]);
-    done = !PyErr_Occurred() && encode(slot, map, address, sizes, steps, fill);
-end:
-    for (int i = 0; i < 4; i++)
-        Py_XDECREF(parts[i]);
-    return done;
+    for (int i = 0; i < 2 * rank; i++) {
+        int64_t *place = next(launch, 8);
+        if (!place)
+            goto failed;
+        *place = i < rank ? sizes[i] : steps[i - rank];
+    }
+    uint64_t address = address_of(of);
+    Py_DECREF(of);
+    return !PyErr_Occurred() && encode(slot, map, address, sizes, steps, fill);
+failed:
+    Py_XDECREF(of);
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a tensor has no such descriptor");
+    return 0;
 }
 
 /* Add the parameters that arguments of Python are, of which those behind the last may be missing:
@@ -448,11 +482,11 @@ typedef struct {
     char bytes[4096];
 } Key;
 
-static int put(Key *key, char mark, uint64_t value) {
+static int put(Key *key, char mark, uint64_t number) {
     if (key->used + 9 > sizeof(key->bytes))
         return 0;
     key->bytes[key->used] = mark;
-    memcpy(key->bytes + key->used + 1, &value, 8);
+    memcpy(key->bytes + key->used + 1, &number, 8);
     key->used += 9;
     return 1;
 }
@@ -467,15 +501,16 @@ static int64_t number_of(PyObject *x, PyObject *name, int is_method) {
     return number;
 }
 
-/* Put what a kernel is compiled for of a tensor: its type and device, and whether boxes reach it. */
-static int put_form(Key *key, PyObject *x) {
+/* Put what a kernel is compiled for of a tensor: its type and device, and whether boxes reach it;
+   0 if it is not on the device, -1 being any, or an error. */
+static int put_form(Key *key, PyObject *x, int64_t wanted) {
     PyObject *kind = PyObject_GetAttr(x, dtype);
     if (!kind)
         return 0;
     Py_DECREF(kind); /* types of torch are there for good */
     uint64_t address = address_of(x);
     int64_t device = number_of(x, get_device, 1);
-    return !PyErr_Occurred() && put(key, 'x', (uint64_t)kind) &&
+    return !PyErr_Occurred() && (wanted < 0 || device == wanted) && put(key, 'x', (uint64_t)kind) &&
            put(key, address % 16 ? 'u' : 'a', (uint64_t)device);
 }
 
@@ -484,7 +519,7 @@ static int put_tensor(Key *key, PyObject *x, int64_t device) {
     PyTypeObject *type = Py_TYPE(x);
     if ((PyObject *)type != tensor && (PyObject *)type != parameter)
         return 0;
-    if (number_of(x, get_device, 1) != device || number_of(x, is_neg, 1) || !put_form(key, x))
+    if (!put_form(key, x, device) || number_of(x, is_neg, 1))
         return 0;
     if (!put(key, 'r', number_of(x, requires_grad, 0)))
         return 0;
@@ -492,8 +527,8 @@ static int put_tensor(Key *key, PyObject *x, int64_t device) {
         PyObject *found = i ? PyObject_CallMethodNoArgs(x, stride) : PyObject_GetAttr(x, shape);
         int fits = found && PyTuple_Check(found) && put(key, 's', PyTuple_GET_SIZE(found));
         for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(found); j++) {
-            uint64_t value = bits_of(PyTuple_GET_ITEM(found, j));
-            fits = (i || value) && put(key, 'n', value); /* an empty tensor is unusual */
+            uint64_t number = bits_of(PyTuple_GET_ITEM(found, j));
+            fits = (i || number) && put(key, 'n', number); /* an empty tensor is unusual */
         }
         Py_XDECREF(found);
         if (!fits)
@@ -508,14 +543,14 @@ static int put_option(Key *key, PyObject *x) {
         return put(key, 'o', (uint64_t)x);
     if (PyLong_CheckExact(x)) {
         int overflow;
-        uint64_t value = PyLong_AsLongLongAndOverflow(x, &overflow);
-        return !overflow && put(key, 'i', value);
+        uint64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
+        return !overflow && put(key, 'i', number);
     }
     if (PyFloat_CheckExact(x)) {
-        uint64_t value;
+        uint64_t bits;
         double number = PyFloat_AS_DOUBLE(x);
-        memcpy(&value, &number, 8);
-        return put(key, 'f', value);
+        memcpy(&bits, &number, 8);
+        return put(key, 'f', bits);
     }
     if (PyTuple_CheckExact(x)) {
         int fits = put(key, 't', PyTuple_GET_SIZE(x));
@@ -579,9 +614,9 @@ static int put_kind(Key *key, PyObject *x, PyObject *others) {
         return put(key, 'o', 0);
     if (type == &PyLong_Type) {
         int overflow;
-        int64_t value = PyLong_AsLongLongAndOverflow(x, &overflow);
-        int is_short = !overflow && value == (int32_t)value;
-        if (value == 1 && !overflow)
+        int64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
+        int is_short = !overflow && number == (int32_t)number;
+        if (number == 1 && !overflow)
             return put(key, 'i', 1);
         return put(key, 'i', 2 + (bits_of(x) % 16 == 0) + 2 * is_short);
     }
@@ -594,13 +629,19 @@ static int put_kind(Key *key, PyObject *x, PyObject *others) {
         return fits;
     }
     if (PyObject_TypeCheck(x, (PyTypeObject *)tensor))
-        return put_form(key, x);
+        return put_form(key, x, -1);
     if (PyObject_TypeCheck(x, (PyTypeObject *)function)) /* its hash is that of its source */
         return put(key, 'p', (uint64_t)x);
+    if (PyObject_TypeCheck(x, (PyTypeObject *)constant)) { /* its hash is written in Python */
+        PyObject *found = PyObject_GetAttr(x, value);
+        int fits = found && !PyList_Append(others, found);
+        Py_XDECREF(found);
+        return fits;
+    }
     PyObject *of = PyObject_GetAttr(x, base), *box = of ? PyObject_GetAttr(x, block_shape) : NULL;
     PyErr_Clear();
     PyObject *rest = box ? PySequence_Tuple(box) : Py_NewRef(x), *swizzled = NULL;
-    int fits = rest && (!box || put_form(key, of)) && !PyList_Append(others, rest);
+    int fits = rest && (!box || put_form(key, of, -1)) && !PyList_Append(others, rest);
     if (fits && box && (swizzled = PyObject_GetAttr(x, layout)))
         fits = !PyList_Append(others, swizzled);
     else if (fits)
@@ -645,10 +686,10 @@ static PyObject *kinds(PyObject *self, PyObject *const *given, Py_ssize_t number
     return found;
 }
 
-/* prepare(Tensor, Parameter, JITFunction, watchers, is_grad_enabled) */
+/* prepare(Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled) */
 static PyObject *prepare(PyObject *self, PyObject *given) {
-    if (!PyArg_ParseTuple(given, "OOOO!O", &tensor, &parameter, &function, &PyTuple_Type,
-                          &watchers, &is_grad_enabled))
+    if (!PyArg_ParseTuple(given, "OOOOO!O", &tensor, &parameter, &function, &constant,
+                          &PyTuple_Type, &watchers, &is_grad_enabled))
         return NULL;
     Py_INCREF(given); /* and so all of these, for good */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY);
@@ -683,7 +724,7 @@ static PyMethodDef functions[] = {
      "multiple of 16, or needs 64 bits; of a descriptor its box. Of an argument whose byte in "
      "`unread` is not 0 only whether it is None; constants as they are."},
     {"prepare", prepare, METH_VARARGS,
-     "prepare(Tensor, Parameter, JITFunction, watchers, is_grad_enabled): once, before all else."},
+     "prepare(Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled): once, before all else."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {
@@ -693,10 +734,10 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit_launch(void) {
     PyObject **names[] = {&data_ptr, &base, &shape, &strides, &stride, &padding, &dtype,
                           &get_device, &requires_grad, &is_neg, &calls, &enter_hook, &exit_hook,
-                          &zero, &block_shape, &layout};
+                          &zero, &block_shape, &layout, &value};
     const char *texts[] = {"data_ptr", "base", "shape", "strides", "stride", "padding", "dtype",
                            "get_device", "requires_grad", "is_neg", "calls", "launch_enter_hook",
-                           "launch_exit_hook", "zero", "block_shape", "layout"};
+                           "launch_exit_hook", "zero", "block_shape", "layout", "value"};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton import knobs
 from triton.runtime import driver as runtime_driver
 from triton.runtime.build import compile_module_from_src
@@ -42,9 +43,8 @@ def native() -> Any:
     try:
         source = Path(__file__).with_suffix(".c").read_text()
         module = compile_module_from_src(source, "launch")
-        module.prepare(
-            torch.Tensor, torch.nn.Parameter, JITFunction, WATCHERS, torch.is_grad_enabled
-        )
+        types = torch.Tensor, torch.nn.Parameter, JITFunction, tl.constexpr
+        module.prepare(*types, WATCHERS, torch.is_grad_enabled)
     except Exception as error:  # no compiler, another or an older driver: calls take longer
         logging.getLogger(__name__).debug("kernels are launched by Triton: %s", error)
         return None
@@ -165,7 +165,7 @@ def launch_by_triton(compiled: Any, values: tuple, grid: tuple[int, ...], argume
 
 def described(arguments: tuple) -> list:
     """Arguments of which each (box, tensor, shape, strides) became a descriptor."""
-    return [x[0](x[1], x[2:]) if is_boxed(x) else x for x in arguments]
+    return [x[0](x[1]) if is_boxed(x) else x for x in arguments]
 
 
 def empty(shape: tuple, strides: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -178,7 +178,7 @@ def empty(shape: tuple, strides: tuple, dtype: torch.dtype, device: torch.device
 
 
 def is_boxed(x: Any) -> bool:
-    """Whether an argument is what a `tma.Box` makes of a tensor."""
+    """Whether an argument is a `tma.Box`, a tensor, its shape and its strides."""
     return type(x) is tuple and len(x) == 4 and hasattr(x[0], "steps")
 
 

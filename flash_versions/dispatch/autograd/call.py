@@ -97,6 +97,9 @@ class Call:
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
         values = self.values.copy()
+        values[:3] = tensors[:3]
+        if len(tensors) == 3:
+            return tuple.__new__(Request, values)
         for i, x in zip(self.places, tensors):
             values[i] = x
         if tensors[0].dim() == 3:
@@ -139,7 +142,8 @@ class Call:
         """(o, lse) for all tensors that a request can have; differentiable. lse may be None if it
         is not asked for.
         """
-        tensors = tuple([tensors[i] for i in self.given])
+        given = self.given
+        tensors = tensors[:3] if len(given) == 3 else tuple([tensors[i] for i in given])
         if not self.needs_grad:
             o, lse, _ = self.compute(tensors)
             return o, lse
@@ -153,7 +157,7 @@ class Call:
         fields: tuple[Any, ...] = request
         if key is None or any(hasattr(fields[i], PLANS) for i in self.intervals):
             return
-        for i, place in zip(self.given, self.places):
+        for i, place in zip(self.given[3:], self.places[3:]):
             if tensors[i] is None or tensors[i].data_ptr() != fields[place].data_ptr():
                 return
         if len(known) >= MAX_KNOWN:

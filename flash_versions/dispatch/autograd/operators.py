@@ -216,7 +216,7 @@ def run(
         return o, lse
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
-    if is_plain(request):
+    if key is not None or is_plain(request):
         with devices.on_device(request.q):
             call = Call(version, request)
             call.remember(key, request, tensors)

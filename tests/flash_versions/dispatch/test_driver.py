@@ -113,10 +113,14 @@ def compare_boxes(strided, rows, dtype, cuda):
         x = torch.zeros(2, rows, 3, 192, dtype=dtype)[..., 64:128]
     box, out = swizzled_box(dtype, 64, 64), torch.zeros(32, dtype=torch.int64)
     plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
-    plan.launch((1,), (box.at(x), out))
-    mine, theirs = both(cuda, plan.form, (1,), (box.at(x), out))
+    boxed = box, x, x.shape, x.stride()
+    plan.launch((1,), (boxed, out))
+    mine, theirs = both(cuda, plan.form, (1,), (boxed, out))
     assert mine == theirs
     assert mine == cuda.of(plan.form, (1,), (box(x), out)), "a descriptor does as well"
+    one = x[:1]
+    without = box, one, x.shape[1:], x.stride()[1:]
+    assert cuda.of(plan.form, (1,), (box(one), out)) == cuda.of(plan.form, (1,), (without, out))
 
 
 @pytest.mark.parametrize("case", ["plain", "packed", "wide", "slopes", "a sink"])

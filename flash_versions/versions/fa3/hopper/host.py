@@ -342,33 +342,36 @@ class Sizes(NamedTuple):
     """What follows from the shapes and strides of a request.
 
     Attributes:
-        o: shape, strides and type; lse, shape and strides.
-        steps: what the descriptors of Q, K, V and O say.
-        programs: of the kernel.
+        q, k, v, o, lse: shape and strides.
+        dtype: of o.
+        grid: of the kernel.
         numbers: COUNTS and MORE_COUNTS.
+        is_plain: whether the request has no optional tensors, and one panel.
     """
 
+    q: tuple
+    k: tuple
+    v: tuple
     o: tuple
     lse: tuple
-    steps: tuple
-    programs: int
+    dtype: torch.dtype
+    grid: tuple[int]
     numbers: tuple
+    is_plain: bool
 
 
 def measure(plan: Plan, request: Request) -> Sizes:
     """The sizes of a request of a plan's kind."""
-    q, k, v = request.q, request.k, request.v
+    q, k, v, about = request.q, request.k, request.v, plan.constants
     batch, length, heads, _ = q.shape
     dim = cdiv(v.shape[3], O_MULTIPLE) * O_MULTIPLE
     o = (batch, length, heads, dim), (length * heads * dim, heads * dim, dim, 1)
     lse = (batch, heads, length), (heads * length, length, 1)
-    steps: tuple = None, None, None
-    if request.precision is None:
-        steps = tuple([box.steps(x.shape, x.stride()) for box, x in zip(plan.boxes, (q, k, v))])
-    return Sizes(
-        (*o, request.out_dtype), lse, (*steps, plan.boxes[3].steps(*o)),
-        num_programs(request, plan.config), numbers_of(request, plan.config)
-    )  # fmt: skip
+    grid, numbers = (num_programs(request, plan.config),), numbers_of(request, plan.config)
+    optional = about["LISTED"] or about["RAGGED"] or about["ALIBI"] or about["SINK"]
+    is_plain = not (optional or about["FP8"] or about["PANELS"] + about["PANELS_V"] > 2)
+    of_q, of_k, of_v = [(x.shape, x.stride()) for x in (q, k, v)]
+    return Sizes(of_q, of_k, of_v, o, lse, request.out_dtype, grid, numbers, is_plain)
 
 
 class Forward:
@@ -399,32 +402,36 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`.
     """
-    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
+    q, k, v, config = request.q, request.k, request.v, plan.config
     device = q.device
-    (o_shape, o_strides, dtype), (lse_shape, lse_strides) = sizes.o, sizes.lse
-    o = empty(o_shape, o_strides, dtype, device)
-    lse = empty(lse_shape, lse_strides, torch.float32, device)
+    o = empty(sizes.o[0], sizes.o[1], sizes.dtype, device)
+    lse = empty(sizes.lse[0], sizes.lse[1], torch.float32, device)
     absent: Any = plan.absent(lse)
+    claims = counters.take(device) if config.scheduler == "dynamic" else absent
+    q_box, k_box, v_box, o_box, *second = plan.boxes
+    inputs: tuple = boxes or ((q_box, q, *sizes.q), (k_box, k, *sizes.k), (v_box, v, *sizes.v))
+    boxed = *inputs, (o_box, o, *sizes.o)
+    if sizes.is_plain:
+        none, more = (absent,) * 9, [absent if x is None else x for x in others]
+        plan.launch(sizes.grid, (*boxed, *none[:3], lse, claims, *none, *more, *sizes.numbers))
+        return o, lse, None
     tiles: Any = absent
     bounds = lists = absent
-    if constants["LISTED"]:
+    if plan.constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
-    if constants["RAGGED"]:
+    if plan.constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
-    q_box, k_box, v_box, o_box, *second = plan.boxes
-    of_q, of_k, of_v, of_o = sizes.steps
     plan.launch(
-        (sizes.programs,),
+        sizes.grid,
         (
-            *(boxes or (q_box.at(q, of_q), k_box.at(k, of_k), v_box.at(v, of_v))),
-            o_box.at(o, of_o),
+            *boxed,
             *[
-                absent if box is None else box.at(x, steps)
-                for box, x, steps in zip(second, (q, k, v), sizes.steps)
+                absent if box is None else (box, *x)
+                for box, x in zip(second, ((q, *sizes.q), (k, *sizes.k), (v, *sizes.v)))
             ],
             lse,
-            counters.take(device) if config.scheduler == "dynamic" else absent,
+            claims,
             tiles,
             absent if request.alibi_slopes is None else request.alibi_slopes,
             absent if request.sink is None else request.sink,

@@ -104,17 +104,15 @@ def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> t
         claims = (turns,)
         if constants["SCHEDULER"] == "dynamic":
             claims = (counters.take(values.device),)
-    q = request.q
-    inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    steps = counts.steps
-    if space.do.stride() != counts.do:
-        steps = [*steps[:4], None, *steps[5:]]
-    boxed = [box.at(x, steps) for box, x, steps in zip(plan.boxes, inner, steps)]
+    inner = space.values, request.q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
+    of_do = space.do.shape, space.do.stride()
+    sizes = counts.values, *counts.inputs, of_do, counts.dq_sum, *counts.outputs
+    boxed = [(box, x, *size) for box, x, size in zip(plan.boxes, inner, sizes)]
     second: Any = ()
     if plan.boxes[8:]:
         numbers = BESIDE_HALVES if plan.config.by_halves else BESIDE
         second = [
-            absent if box is None else box.at(inner[i], steps[i])
+            absent if box is None else (box, *boxed[i][1:])
             for box, i in zip(plan.boxes[8:], numbers)
         ]
     return (
@@ -150,20 +148,16 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
     line, strides = length * width, (q.stride(), k.stride(), v.stride())
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-    of_k, of_v = contiguous(k.shape), contiguous(v.shape)
-    of_do = contiguous((*q.shape[:3], v.shape[3]))
+    outputs = [
+        (x.shape, (n * heads * dim, heads * dim, dim, 1))
+        for x in (k, v)
+        for _, n, heads, dim in [x.shape]
+    ]
     inputs: list[tuple] = [(x.shape, stride) for x, stride in zip((q, k, v), strides)]
     if request.is_ragged and request.cu_seqlens_k is None:  # `prepare` puts them in order
-        inputs[1:] = of_k, of_v
-    described = values, *inputs, of_do, dq_sum, of_k, of_v
-    steps = [box.steps(*x) for box, x in zip(plan.boxes, described)]
-    return Counts(strides, values, dq_sum, of_do[1], steps, numbers, num_programs(request, config))
-
-
-def contiguous(shape: tuple) -> tuple[tuple, tuple]:
-    """A shape of four dimensions with the strides of a tensor in order."""
-    _, length, heads, dim = shape
-    return shape, (length * heads * dim, heads * dim, dim, 1)
+        inputs[1:] = outputs
+    programs = num_programs(request, config)
+    return Counts(strides, values, dq_sum, inputs, outputs, numbers, programs)
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:

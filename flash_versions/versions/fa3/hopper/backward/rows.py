@@ -252,9 +252,8 @@ class Counts(NamedTuple):
         strides: of q, k and v.
         values: shape and strides of `Workspace.values`.
         dq_sum: the same of `Workspace.dq_sum`.
-        do: the strides of dO if it is contiguous.
-        steps: what the descriptors of all these and of dK and dV say, in the order of
-            `host.boxes_of`.
+        inputs: the same of q, k and v, as the main kernel gets them.
+        outputs: the same of dK and dV.
         numbers: the numbers of the main kernel.
         programs: of the main kernel.
     """
@@ -262,8 +261,8 @@ class Counts(NamedTuple):
     strides: tuple
     values: tuple[tuple, tuple]
     dq_sum: tuple[tuple, tuple]
-    do: tuple
-    steps: list
+    inputs: list
+    outputs: list
     numbers: tuple
     programs: int
 
