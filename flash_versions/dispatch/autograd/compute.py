@@ -136,8 +136,10 @@ def run_backward(
             f"precision={request.precision!r} is forward only and a gradient of its result was "
             f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
         )
-    no_gradient = do is None and dlse is None
-    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+    nothing = do is None and dlse is None
+    if gradients is None:  # those are of something
+        nothing = nothing or o.numel() == 0 or request.k.numel() == 0 or request.batch == 0
+    if nothing:
         dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
         dsink = None if request.sink is None else torch.zeros_like(request.sink)
         if dsink is not None and dlse is not None and request.batch > 0:
@@ -148,12 +150,13 @@ def run_backward(
             return run_backward(version, request, o, lse, statistics, do, dlse, gradients)
     if do is None:
         do = o.new_zeros(o.shape)
-    elif do.stride(3) != 1 and do.shape[3] > 1:
+    elif do.stride(-1) != 1 and do.shape[-1] > 1:
         do = do.contiguous()  # such as the gradient of a sum: one number for all
     do = do.resolve_neg()
     if dlse is not None:
         dlse = dlse.resolve_neg()
-    request, do = without_unseeing(request, do)
+    if request.kv_starts is not None:
+        request, do = without_unseeing(request, do)
     assert version.backward is not None
     if gradients is not None:
         return gradients(request, o, lse, statistics, do, dlse)

@@ -106,7 +106,7 @@ def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> t
             claims = (counters.take(values.device),)
     inner = space.values, request.q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
     of_do = space.do.shape, space.do.stride()
-    sizes = counts.values, *counts.inputs, of_do, counts.dq_sum, *counts.outputs
+    sizes = counts.values, *counts.inputs, of_do, counts.dq_sum, *counts.outputs[1:]
     boxed = [(box, x, *size) for box, x, size in zip(plan.boxes, inner, sizes)]
     second: Any = ()
     if plan.boxes[8:]:
@@ -146,18 +146,21 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         length = config.padded_length(length + request.batch * config.block_q)
     padded, width = config.padded_length(length), plan.rows.width
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
-    line, strides = length * width, (q.stride(), k.stride(), v.stride())
+    line = length * width
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-    outputs = [
-        (x.shape, (n * heads * dim, heads * dim, dim, 1))
-        for x in (k, v)
-        for _, n, heads, dim in [x.shape]
-    ]
+    outputs = [in_order(x.shape) for x in (q, k, v)]
+    strides = q.stride(), k.stride(), v.stride()
     inputs: list[tuple] = [(x.shape, stride) for x, stride in zip((q, k, v), strides)]
     if request.is_ragged and request.cu_seqlens_k is None:  # `prepare` puts them in order
-        inputs[1:] = outputs
+        inputs[1:] = outputs[1:]
     programs = num_programs(request, config)
     return Counts(strides, values, dq_sum, inputs, outputs, numbers, programs)
+
+
+def in_order(shape: tuple[int, ...]) -> tuple[tuple, tuple]:
+    """A shape of four dimensions, and the strides of a contiguous tensor."""
+    _, length, heads, dim = shape
+    return shape, (length * heads * dim, heads * dim, dim, 1)
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:

@@ -376,7 +376,7 @@ class Gradients:
         """Launch the kernels; results as those of `backward`."""
         plan, config = self.plan, self.plan.config
         strides = request.q.stride(), request.k.stride(), request.v.stride()
-        if counts is None or counts.strides != strides:
+        if counts is None or counts.strides != strides:  # such as behind hooks of saved tensors
             counts = count(request, plan)
         space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
         given = tensors(request, space, plan, counts)

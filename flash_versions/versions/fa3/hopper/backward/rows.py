@@ -253,7 +253,7 @@ class Counts(NamedTuple):
         values: shape and strides of `Workspace.values`.
         dq_sum: the same of `Workspace.dq_sum`.
         inputs: the same of q, k and v, as the main kernel gets them.
-        outputs: the same of dK and dV.
+        outputs: the same of dQ, dK and dV.
         numbers: the numbers of the main kernel.
         programs: of the main kernel.
     """
@@ -333,7 +333,11 @@ def prepare(
     batch, q_length, heads, _ = q.shape
     if not describable(do):  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=CONTIGUOUS)
-    dq, dk, dv = new_gradients(request)
+    unused = request.cu_seqlens_k is not None and request.kv_lengths is not None
+    if unused or request.kv_starts is not None:
+        dq, dk, dv = new_gradients(request)
+    else:
+        dq, dk, dv = [empty(x[0], x[1], q.dtype, q.device) for x in counts.outputs]
     tiles = key_tiles = sequences = None
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
