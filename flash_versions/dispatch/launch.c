@@ -30,7 +30,8 @@ typedef struct {
 
 enum { COOPERATIVE = 2, CLUSTER = 4, SPREAD = 5, AFTER_PREVIOUS = 6 }; /* ids of attributes */
 enum { PROMOTE_128 = 2, FILL_ZERO = 0, FILL_NAN = 1 };
-enum { MAP_BYTES = 128, MAX_RANK = 5, MAX_PARAMETERS = 512, MAX_BYTES = 16384 };
+enum { MAP_BYTES = 128, MAX_RANK = 5, MAX_PARAMETERS = 512, MAX_BYTES = 16384,
+       MAX_PATCHES = 64, MAX_TENSORS = 32 };
 
 /* See `ragged.py`. */
 static const int64_t FAR = 1LL << 30, ANY = (1LL << 31) - (1 << 16), BACK = 1LL << 34;
@@ -50,8 +51,9 @@ static int driver_version;
 
 static PyObject *data_ptr, *base, *shape, *strides, *stride, *padding, *dtype, *get_device,
     *requires_grad, *is_neg, *calls, *enter_hook, *exit_hook, *zero, *block_shape,
-    *layout, *value;
-static PyObject *tensor, *parameter, *function, *constant, *watchers, *is_grad_enabled; /* see `prepare` */
+    *layout, *value, *number_name;
+static PyObject *tensor, *parameter, *function, *constant, *watchers, *is_grad_enabled,
+    *place_type; /* see `prepare` */
 
 /* Whether all went well; else Python's error says what the driver said. */
 static int checked(int error, const char *what) {
@@ -82,6 +84,16 @@ static uint64_t address_of(PyObject *x) {
     return address;
 }
 
+/* A number that x has, by its name; -1: an error. */
+static int64_t number_of(PyObject *x, PyObject *name, int is_method) {
+    PyObject *found = is_method ? PyObject_CallMethodNoArgs(x, name) : PyObject_GetAttr(x, name);
+    if (!found)
+        return -1;
+    int64_t number = PyLong_Check(found) ? (int64_t)bits_of(found) : PyObject_IsTrue(found);
+    Py_DECREF(found);
+    return number;
+}
+
 /* Forms */
 
 typedef struct {
@@ -102,10 +114,20 @@ typedef struct {
     PyObject *number, *stream_of, *hooks, *otherwise; /* number: of the device, as an object */
 } Form;
 
+/* A parameter that holds the address of a tensor of `Steps`, or its map. */
+typedef struct {
+    int tensor, fill;
+    size_t place;
+    const Slot *map; /* NULL: an address */
+    int64_t sizes[MAX_RANK], steps[MAX_RANK];
+} Patch;
+
 typedef struct {
     Form *form;
     int slot, parameters;
     size_t used; /* bytes */
+    Patch *patches; /* NULL if arguments are tensors */
+    int num_patches;
     void *pointers[MAX_PARAMETERS];
     _Alignas(MAP_BYTES) char memory[MAX_BYTES];
 } Launch;
@@ -182,6 +204,18 @@ static int encode(const Slot *slot, void *map, uint64_t address, const int64_t *
     return 1;
 }
 
+/* The address of an argument; if it is a place of `Steps`, any, and a patch for later. */
+static uint64_t address_in(Launch *launch, PyObject *x, Patch patch) {
+    if (!launch->patches || !PyObject_TypeCheck(x, (PyTypeObject *)place_type))
+        return address_of(x);
+    patch.tensor = (int)number_of(x, number_name, 0);
+    if (launch->num_patches == MAX_PATCHES)
+        PyErr_SetString(PyExc_ValueError, "a kernel has too many tensors");
+    else
+        launch->patches[launch->num_patches++] = patch;
+    return MAP_BYTES;
+}
+
 /* Add the parameters of a descriptor: its map, its shape, its strides. It is one of Triton or
    Gluon, or (box, tensor, shape, strides), see `tma.Box`. */
 static int add_descriptor(Launch *launch, const Slot *slot, PyObject *x) {
@@ -216,7 +250,10 @@ static int add_descriptor(Launch *launch, const Slot *slot, PyObject *x) {
             goto failed;
         *place = i < rank ? sizes[i] : steps[i - rank];
     }
-    uint64_t address = address_of(of);
+    Patch patch = {0, fill, (char *)map - launch->memory, slot, {0}, {0}};
+    memcpy(patch.sizes, sizes, sizeof(sizes));
+    memcpy(patch.steps, steps, sizeof(steps));
+    uint64_t address = address_in(launch, of, patch);
     Py_DECREF(of);
     return !PyErr_Occurred() && encode(slot, map, address, sizes, steps, fill);
 failed:
@@ -257,7 +294,8 @@ static int add_arguments(Launch *launch, PyObject *arguments) {
         if (!place)
             return 0;
         if (slot->kind == 'P')
-            *(uint64_t *)place = address_of(x);
+            *(uint64_t *)place = address_in(
+                launch, x, (Patch){0, 0, (char *)place - launch->memory, NULL, {0}, {0}});
         else if (slot->kind == 'f')
             *(float *)place = (float)PyFloat_AsDouble(x);
         else if (slot->kind == 'd')
@@ -298,50 +336,67 @@ static int has_context(int device) {
            checked(cuda.set_context(context), "a context");
 }
 
-static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
-    PyObject *grid, *arguments;
-    if (!PyArg_ParseTuple(given, "O!O!", &PyTuple_Type, &grid, &PyTuple_Type, &arguments))
-        return NULL;
-    int hooked = is_hooked(self->hooks, enter_hook);
-    if (!hooked)
-        hooked = is_hooked(self->hooks, exit_hook);
-    if (hooked)
-        return hooked < 0 ? NULL : PyObject_Call(self->otherwise, given, NULL);
-    Config config = self->config;
-    config.attributes = self->attributes;
+/* Whether a hook is set, 1, none, 0, or an error, -1. */
+static int has_hooks(Form *form) {
+    int hooked = is_hooked(form->hooks, enter_hook);
+    return hooked ? hooked : is_hooked(form->hooks, exit_hook);
+}
+
+/* What a grid says, with the current stream. */
+static int configure(Form *form, PyObject *grid, Config *config) {
+    *config = form->config;
+    config->attributes = form->attributes;
     for (Py_ssize_t i = 0; i < 3; i++)
-        config.grid[i] = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
-    if (PyErr_Occurred())
-        return NULL;
-    if (!config.grid[0] || !config.grid[1] || !config.grid[2])
-        Py_RETURN_NONE;
-    config.grid[0] *= self->num_ctas;
-    PyObject *stream = PyObject_CallOneArg(self->stream_of, self->number);
+        config->grid[i] = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
+    config->grid[0] *= form->num_ctas;
+    PyObject *stream = PyObject_CallOneArg(form->stream_of, form->number);
     if (!stream)
-        return NULL;
-    config.stream = (void *)bits_of(stream);
+        return 0;
+    config->stream = (void *)bits_of(stream);
     Py_DECREF(stream);
-    Launch launch;
-    launch.form = self;
-    launch.slot = launch.parameters = 0;
-    launch.used = 0;
-    if (!has_context(self->device) || !add_arguments(&launch, arguments))
-        return NULL;
+    return !PyErr_Occurred() && has_context(form->device);
+}
+
+/* Put all parameters of a launch together. */
+static int add_all(Launch *launch, Form *form, PyObject *arguments) {
+    launch->form = form;
+    launch->slot = launch->parameters = launch->num_patches = 0;
+    launch->used = 0;
+    if (!add_arguments(launch, arguments))
+        return 0;
     for (int i = 0; i < 2; i++) { /* no scratch memory, neither the program's nor a profiler's */
-        uint64_t *place = next(&launch, 8);
+        uint64_t *place = next(launch, 8);
         if (!place)
-            return NULL;
+            return 0;
         *place = 0;
     }
-    if (launch.parameters != self->num_parameters) {
-        PyErr_SetString(PyExc_TypeError, "a kernel got fewer arguments than it has");
-        return NULL;
-    }
-    int error;
+    if (launch->parameters == form->num_parameters)
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "a kernel got fewer arguments than it has");
+    return 0;
+}
+
+static int start(Form *form, const Config *config, void **pointers) {
+    int error = 0;
     Py_BEGIN_ALLOW_THREADS;
-    error = cuda.launch(&config, self->function, launch.pointers, NULL);
+    if (config->grid[0] && config->grid[1] && config->grid[2])
+        error = cuda.launch(config, form->function, pointers, NULL);
     Py_END_ALLOW_THREADS;
-    if (!checked(error, "a launch"))
+    return checked(error, "a launch");
+}
+
+static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
+    PyObject *grid, *arguments;
+    Config config;
+    Launch launch;
+    if (!PyArg_ParseTuple(given, "O!O!", &PyTuple_Type, &grid, &PyTuple_Type, &arguments))
+        return NULL;
+    int hooked = has_hooks(self);
+    if (hooked)
+        return hooked < 0 ? NULL : PyObject_Call(self->otherwise, given, NULL);
+    launch.patches = NULL;
+    if (!configure(self, grid, &config) || !add_all(&launch, self, arguments) ||
+        !start(self, &config, launch.pointers))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -475,6 +530,149 @@ static PyTypeObject FormType = {
     .tp_dealloc = (destructor)Form_dealloc,
 };
 
+/* Steps: launches whose parameters but for addresses are known */
+
+typedef struct {
+    Form *form;
+    PyObject *grid;
+    int num_patches;
+    size_t used, *places; /* of all parameters, in their memory */
+    char *memory;
+    Patch *patches;
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *takes, *launches; /* launches keeps forms and grids */
+    int num_given, num_steps;
+    Step *steps;
+} Steps;
+
+static void Steps_dealloc(Steps *self) {
+    for (int i = 0; i < self->num_steps; i++) {
+        PyMem_Free(self->steps[i].places);
+        PyMem_Free(self->steps[i].memory);
+        PyMem_Free(self->steps[i].patches);
+    }
+    PyMem_Free(self->steps);
+    Py_XDECREF(self->takes);
+    Py_XDECREF(self->launches);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static void *copied(const void *what, size_t bytes) {
+    void *copy = PyMem_Malloc(bytes + 1);
+    return copy ? memcpy(copy, what, bytes) : PyErr_NoMemory();
+}
+
+static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named) {
+    Steps *self = (Steps *)type->tp_alloc(type, 0);
+    PyObject *takes, *launches, *arguments;
+    Patch patches[MAX_PATCHES];
+    Launch launch;
+    launch.patches = patches;
+    if (!self || !PyArg_ParseTuple(given, "iO!O!", &self->num_given, &PyTuple_Type, &takes,
+                                   &PyTuple_Type, &launches))
+        goto failed;
+    self->takes = Py_NewRef(takes);
+    self->launches = Py_NewRef(launches);
+    int tensors = self->num_given + PyTuple_GET_SIZE(takes);
+    self->steps = PyMem_Calloc(PyTuple_GET_SIZE(launches) + 1, sizeof(Step));
+    if (!self->steps || tensors > MAX_TENSORS)
+        goto failed;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(launches); i++) {
+        Step *step = self->steps + self->num_steps;
+        size_t places[MAX_PARAMETERS];
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, i), "O!O!O!", &FormType, &step->form,
+                              &PyTuple_Type, &step->grid, &PyTuple_Type, &arguments) ||
+            !add_all(&launch, step->form, arguments))
+            goto failed;
+        for (int j = 0; j < launch.parameters; j++)
+            places[j] = (char *)launch.pointers[j] - launch.memory;
+        for (int j = 0; j < launch.num_patches; j++)
+            if (patches[j].tensor < 0 || patches[j].tensor >= tensors)
+                goto failed;
+        self->num_steps++;
+        step->used = launch.used;
+        step->num_patches = launch.num_patches;
+        step->places = copied(places, launch.parameters * sizeof(size_t));
+        step->memory = copied(launch.memory, launch.used);
+        step->patches = copied(patches, launch.num_patches * sizeof(Patch));
+        if (!step->places || !step->memory || !step->patches)
+            goto failed;
+    }
+    return (PyObject *)self;
+failed:
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "no such steps are possible");
+    Py_XDECREF(self);
+    return NULL;
+}
+
+static int launch_step(const Step *step, const uint64_t *addresses) {
+    _Alignas(MAP_BYTES) char memory[MAX_BYTES];
+    void *pointers[MAX_PARAMETERS];
+    Config config;
+    if (!configure(step->form, step->grid, &config))
+        return 0;
+    memcpy(memory, step->memory, step->used);
+    for (int i = 0; i < step->form->num_parameters; i++)
+        pointers[i] = memory + step->places[i];
+    for (int i = 0; i < step->num_patches; i++) {
+        const Patch *patch = step->patches + i;
+        uint64_t address = addresses[patch->tensor];
+        if (!patch->map)
+            memcpy(memory + patch->place, &address, 8);
+        else if (!encode(patch->map, memory + patch->place, address, patch->sizes, patch->steps,
+                         patch->fill))
+            return 0;
+    }
+    return start(step->form, &config, pointers);
+}
+
+/* None if a hook is set or a tensor is not aligned: nothing is launched then. */
+static PyObject *Steps_call(Steps *self, PyObject *given, PyObject *named) {
+    uint64_t addresses[MAX_TENSORS], all = 0;
+    Py_ssize_t taken = PyTuple_GET_SIZE(self->takes);
+    int hooked = self->num_steps ? has_hooks(self->steps[0].form) : 0;
+    if (PyTuple_GET_SIZE(given) != self->num_given)
+        return PyErr_Format(PyExc_TypeError, "%d tensors are wanted", self->num_given);
+    for (int i = 0; i < self->num_given; i++)
+        all |= addresses[i] = address_of(PyTuple_GET_ITEM(given, i));
+    if (hooked < 0 || PyErr_Occurred())
+        return NULL;
+    if (hooked || all % 16)
+        Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(taken);
+    for (Py_ssize_t i = 0; found && i < taken; i++) {
+        PyObject *x = PyObject_CallNoArgs(PyTuple_GET_ITEM(self->takes, i));
+        if (!x)
+            goto failed;
+        PyTuple_SET_ITEM(found, i, x);
+        addresses[self->num_given + i] = address_of(x);
+    }
+    for (int i = 0; found && i < self->num_steps; i++)
+        if (PyErr_Occurred() || !launch_step(self->steps + i, addresses))
+            goto failed;
+    return found;
+failed:
+    Py_DECREF(found);
+    return NULL;
+}
+
+static PyTypeObject StepsType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Steps",
+    .tp_doc = "Steps(number, takes, launches): so many tensors are given, each of `takes` is called "
+              "for one more, and forms are launched, each a (form, grid, arguments) with a Place "
+              "where a tensor will be. steps(*tensors) returns those that were taken; None if "
+              "nothing was done: a hook is set, or a tensor is not aligned to 16 bytes.",
+    .tp_basicsize = sizeof(Steps),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = Steps_new,
+    .tp_call = (ternaryfunc)Steps_call,
+    .tp_dealloc = (destructor)Steps_dealloc,
+};
+
 /* Keys */
 
 typedef struct {
@@ -489,16 +687,6 @@ static int put(Key *key, char mark, uint64_t number) {
     memcpy(key->bytes + key->used + 1, &number, 8);
     key->used += 9;
     return 1;
-}
-
-/* A number that x has, by its name; -1: an error. */
-static int64_t number_of(PyObject *x, PyObject *name, int is_method) {
-    PyObject *found = is_method ? PyObject_CallMethodNoArgs(x, name) : PyObject_GetAttr(x, name);
-    if (!found)
-        return -1;
-    int64_t number = PyLong_Check(found) ? (int64_t)bits_of(found) : PyObject_IsTrue(found);
-    Py_DECREF(found);
-    return number;
 }
 
 /* Put what a kernel is compiled for of a tensor: its type and device, and whether boxes reach it;
@@ -686,10 +874,10 @@ static PyObject *kinds(PyObject *self, PyObject *const *given, Py_ssize_t number
     return found;
 }
 
-/* prepare(Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled) */
+/* prepare(Tensor, Parameter, JITFunction, constexpr, Place, watchers, is_grad_enabled) */
 static PyObject *prepare(PyObject *self, PyObject *given) {
-    if (!PyArg_ParseTuple(given, "OOOOO!O", &tensor, &parameter, &function, &constant,
-                          &PyTuple_Type, &watchers, &is_grad_enabled))
+    if (!PyArg_ParseTuple(given, "OOOOOO!O", &tensor, &parameter, &function, &constant,
+                          &place_type, &PyTuple_Type, &watchers, &is_grad_enabled))
         return NULL;
     Py_INCREF(given); /* and so all of these, for good */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY);
@@ -724,7 +912,7 @@ static PyMethodDef functions[] = {
      "multiple of 16, or needs 64 bits; of a descriptor its box. Of an argument whose byte in "
      "`unread` is not 0 only whether it is None; constants as they are."},
     {"prepare", prepare, METH_VARARGS,
-     "prepare(Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled): once, before all else."},
+     "prepare(Tensor, Parameter, JITFunction, constexpr, Place, watchers, is_grad_enabled): once, before all else."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {
@@ -734,16 +922,18 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit_launch(void) {
     PyObject **names[] = {&data_ptr, &base, &shape, &strides, &stride, &padding, &dtype,
                           &get_device, &requires_grad, &is_neg, &calls, &enter_hook, &exit_hook,
-                          &zero, &block_shape, &layout, &value};
+                          &zero, &block_shape, &layout, &value, &number_name};
     const char *texts[] = {"data_ptr", "base", "shape", "strides", "stride", "padding", "dtype",
                            "get_device", "requires_grad", "is_neg", "calls", "launch_enter_hook",
-                           "launch_exit_hook", "zero", "block_shape", "layout", "value"};
+                           "launch_exit_hook", "zero", "block_shape", "layout", "value",
+                           "number"};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;
     PyObject *made = PyModule_Create(&module);
-    if (!made || PyType_Ready(&FormType) < 0 ||
-        PyModule_AddObjectRef(made, "Form", (PyObject *)&FormType) < 0) {
+    if (!made || PyType_Ready(&FormType) < 0 || PyType_Ready(&StepsType) < 0 ||
+        PyModule_AddObjectRef(made, "Form", (PyObject *)&FormType) < 0 ||
+        PyModule_AddObjectRef(made, "Steps", (PyObject *)&StepsType) < 0) {
         Py_XDECREF(made);
         return NULL;
     }

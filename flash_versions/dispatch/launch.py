@@ -10,7 +10,7 @@ compiled once, as Triton compiles its own launchers; where that is not possible,
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def native() -> Any:
     try:
         source = Path(__file__).with_suffix(".c").read_text()
         module = compile_module_from_src(source, "launch")
-        types = torch.Tensor, torch.nn.Parameter, JITFunction, tl.constexpr
+        types = torch.Tensor, torch.nn.Parameter, JITFunction, tl.constexpr, Place
         module.prepare(*types, WATCHERS, torch.is_grad_enabled)
     except Exception as error:  # no compiler, another or an older driver: calls take longer
         logging.getLogger(__name__).debug("kernels are launched by Triton: %s", error)
@@ -168,18 +168,63 @@ def described(arguments: tuple) -> list:
     return [x[0](x[1]) if is_boxed(x) else x for x in arguments]
 
 
-def empty(shape: tuple, strides: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for a tensor, on the current GPU by what the code of torch.compile calls: that takes
-    half the time of `torch.empty_strided`, because it asks for no dispatch mode.
+def taker(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> Callable:
+    """What takes memory for a tensor of this shape and these strides, on the current GPU by what
+    the code of torch.compile calls: that takes half the time of `torch.empty_strided`, because it
+    asks for no dispatch mode.
     """
     if take is not None and device.type == "cuda":
-        return take(shape, strides, dtype)
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return partial(take, *size, dtype)
+    return partial(torch.empty_strided, *size, dtype=dtype, device=device)
+
+
+def empty(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a tensor of this shape and these strides."""
+    if take is not None and device.type == "cuda":
+        return take(*size, dtype)
+    return torch.empty_strided(*size, dtype=dtype, device=device)
 
 
 def is_boxed(x: Any) -> bool:
     """Whether an argument is a `tma.Box`, a tensor, its shape and its strides."""
     return type(x) is tuple and len(x) == 4 and hasattr(x[0], "steps")
+
+
+class Place:
+    """A tensor that an argument of a launch will be: one of those that are given to `Steps`, or
+    behind them that are taken.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+PLACES = [Place(i) for i in range(12)]
+
+
+class Prepared:
+    """What computes requests of some shapes.
+
+    Attributes:
+        call: does so, as a version's forward or backward.
+        steps: launches the same kernels, given the tensors alone; None if it is not known how.
+        final: False if there may be steps later, once all kernels are compiled.
+    """
+
+    def __init__(self, call: Callable, plans: Iterable["Plan"] = (), steps: Any = None) -> None:
+        """Steps: called for the arguments of `Steps` if all plans have forms."""
+        self.call, self.steps = call, None
+        forms = [plan.form for plan in plans]
+        self.final = steps is None or None not in forms
+        if steps is not None and (module := native()) is not None:
+            if all(type(form) is module.Form for form in forms):
+                self.steps = module.Steps(*steps())
+
+    def __call__(self, *given: Any) -> Any:
+        """What `call` returns."""
+        return self.call(*given)
 
 
 class Plan:

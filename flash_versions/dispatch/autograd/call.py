@@ -35,6 +35,7 @@ current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch with
 CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
 INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
 SINK = Request._fields.index("sink")
+DETERMINISTIC = Request._fields.index("deterministic")
 
 
 def key_of(tensors: tuple, options: tuple) -> bytes | None:
@@ -79,9 +80,11 @@ class Call:
             values[i] = None
         self.given = [PLACES.index(i) for i in self.places]
         self.version, self.values = version, values
+        self.strides = [request.q.stride(), request.k.stride(), request.v.stride()]
         self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
         self.needs_grad, self.return_lse = request.needs_grad, request.return_lse
         self.forward, self.kind = planned(version, request)
+        self.steps = getattr(self.forward, "steps", None)
         self.gradients: dict[bool, Any] = {}
         if self.needs_grad:
             self.find_gradients(request)
@@ -89,10 +92,11 @@ class Call:
     def find_gradients(self, request: Request) -> Any:
         """What computes gradients; None: it is asked anew."""
         deterministic = request.is_deterministic
-        if deterministic not in self.gradients:
+        found = self.gradients.get(deterministic, self)
+        if found is self or not getattr(found, "final", True):
             found = planned_backward(self.version, request, self.kind)
             self.gradients[deterministic] = found
-        return self.gradients[deterministic]
+        return found
 
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
@@ -112,6 +116,10 @@ class Call:
 
     def compute(self, tensors: tuple[torch.Tensor, ...]) -> Results:
         """(o, lse, statistics), which is None if the version has none."""
+        if self.steps is not None:
+            found = self.steps(*tensors)
+            if found is not None:
+                return found[0], found[1], None
         results = self.forward(self.request(tensors))
         if tensors[0].dim() == 3:
             o, lse, statistics = results
@@ -128,6 +136,19 @@ class Call:
         dlse: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the tensors."""
+        asked = self.values[DETERMINISTIC]
+        if asked is None:
+            asked = torch.are_deterministic_algorithms_enabled()
+        steps = getattr(self.gradients.get(asked), "steps", None)
+        if (
+            steps is not None
+            and do is not None
+            and dlse is None
+            and self.is_usual(tensors, o, lse, do)
+        ):
+            found = steps(*tensors, o, lse, do)
+            if found is not None:
+                return found[:3]
         request = self.request(tensors)
         if tensors[0].dim() == 3:
             o, lse = o.unsqueeze(0), lse.unsqueeze(0)
@@ -137,6 +158,13 @@ class Call:
         if tensors[0].dim() == 3:
             found = [x.squeeze(0) for x in found]
         return *found, *[dsink if i == SINK else None for i in self.places[3:]]
+
+    def is_usual(self, tensors: tuple, *others: torch.Tensor) -> bool:
+        """Whether tensors of a backward are as the forward had them, and the others contiguous."""
+        for x in others:
+            if not x.is_contiguous() or x.is_neg():
+                return False
+        return [x.stride() for x in tensors] == self.strides
 
     def __call__(self, tensors: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(o, lse) for all tensors that a request can have; differentiable. lse may be None if it
@@ -155,7 +183,11 @@ class Call:
         such as copies, or tensors that know more than what the key says.
         """
         fields: tuple[Any, ...] = request
-        if key is None or any(hasattr(fields[i], PLANS) for i in self.intervals):
+        if (
+            key is None
+            or not getattr(self.forward, "final", True)
+            or any(hasattr(fields[i], PLANS) for i in self.intervals)
+        ):
             return
         for i, place in zip(self.given[3:], self.places[3:]):
             if tensors[i] is None or tensors[i].data_ptr() != fields[place].data_ptr():

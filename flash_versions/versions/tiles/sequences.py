@@ -155,7 +155,7 @@ def new_outputs(request: Request, multiple: int = 1) -> tuple[torch.Tensor, torc
     else:
         o = q.new_empty((batch, q_length, heads, head_dim), dtype=request.out_dtype)
     shape, strides = (batch, heads, q_length), (heads * q_length, q_length, 1)
-    return o, empty(shape, strides, torch.float32, q.device)
+    return o, empty((shape, strides), torch.float32, q.device)
 
 
 def new_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

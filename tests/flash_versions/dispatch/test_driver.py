@@ -15,10 +15,11 @@ from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flash_versions import attention
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd.call import key_of, known
 from flash_versions.versions.tiles.tma import swizzled_box
-from tests.flash_versions.dispatch.test_launch import CALLS, late, step
+from tests.flash_versions.dispatch.test_launch import CALLS, by_heads, late, step
 from tests.helpers.kernels.driver import driven
 
 
@@ -144,6 +145,112 @@ def test_attention_is_launched_as_by_triton(case, cuda, monkeypatch):
     for _ in range(3):
         step("auto", leaves, **options)
     assert len(known) == 1 and len(compared) >= 6
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["plain", "full", "narrow", "wide", "groups", "window", "softcap", "another head's stride"],
+)
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_steps_launch_what_triton_launches(name, case, cuda, monkeypatch):
+    """With the same memory taken, a call that came before is the same to the byte."""
+    make, options = CALLS[case]
+    leaves, memory, empty_strided = make(), {}, torch.empty_strided
+    do, taken = torch.ones(2, 256, 4, leaves[2].shape[3]).bfloat16(), []
+
+    def take(*size, dtype, device):
+        taken.append((*size, dtype, len(taken)))
+        if taken[-1] not in memory:
+            memory[taken[-1]] = empty_strided(*size, dtype=dtype, device=device)
+        return memory[taken[-1]]
+
+    def call():
+        taken.clear()
+        o = attention(*leaves, version=name, **options)
+        torch.autograd.grad(o, leaves, do)
+
+    monkeypatch.setattr(torch, "empty_strided", take)
+    for _ in range(3):
+        call()
+    (found,) = known.values()
+    gradients = found.gradients[False]
+    assert found.steps is not None and (gradients.steps is not None or case == "groups")
+    mine = cuda.of(call)
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    assert mine == cuda.of(call) and len(mine) > 2000
+
+
+def places(given, *tensors):
+    """Arguments with places for some tensors."""
+    if isinstance(given, torch.Tensor):
+        where = [i for i, x in enumerate(tensors) if x is given]
+        return launch.PLACES[where[0]] if where else given
+    if isinstance(given, tuple):
+        made = [places(x, *tensors) for x in given]
+        return type(given)(*made) if hasattr(given, "_fields") else tuple(made)
+    return given
+
+
+def test_steps_are_launches_with_other_addresses(cuda):
+    x, out, more = torch.zeros(2, 80, 3, 64, dtype=torch.float16), torch.zeros(32), torch.zeros(64)
+    box = swizzled_box(torch.float16, 64, 64)
+    plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
+    boxed = box, x, x.shape, x.stride()
+    plan.launch((1,), (boxed, out.long()))
+    given = arguments((5, 7, 9))
+    form = launch.Launcher(any_kernel)((3, 2), given, {"BLOCK": 16})
+    out = out.long()
+
+    def at(x, out, y):
+        first = (box, x, *boxed[2:]), out
+        second = y, given[1], Pair(y, given[2].n), *given[3:]
+        return first, second
+
+    first, second = at(x, out, more)
+    launches = (
+        (plan.form, (1,), places(first, x, out, more)),
+        (form, (3, 2), places(second, x, out, more)),
+    )
+    taken = [torch.zeros(64) for _ in range(2)]
+    steps = launch.native().Steps(2, (lambda: taken[0],), launches)
+    others = [torch.zeros_like(x), torch.zeros_like(out)]
+    for tensors in ((x, out), others):
+        mine = cuda.of(steps, *tensors)
+        first, second = at(*tensors, taken[0])
+        assert mine == cuda.of(plan.form, (1,), first) + cuda.of(form, (3, 2), second)
+    assert steps(*others)[0] is taken[0]
+    late_one = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    assert cuda.of(steps, late_one, out) == b"" and steps(late_one, out) is None
+    with pytest.raises(TypeError, match="2 tensors"):
+        steps(x)
+    with pytest.raises(ValueError, match="no such steps"):
+        launch.native().Steps(0, (), launches)
+
+
+@pytest.mark.parametrize("change", ["strides", "not contiguous", "late"])
+def test_a_backward_whose_tensors_are_unlike_the_forward_s_takes_no_steps(
+    change, cuda, monkeypatch
+):
+    """Hooks of saved tensors may lay them out anew, and a gradient may come in any strides."""
+    leaves = CALLS["another head's stride" if change == "strides" else "plain"][0]()
+    do, counts = torch.ones(2, 256, 4, 128).bfloat16(), []
+
+    def call(do):
+        pack = (lambda x: x.contiguous()) if counts and change == "strides" else lambda x: x
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            return torch.autograd.grad(attention(*leaves, causal=True), leaves, do)
+
+    for _ in range(3):
+        call(do)
+    (found,) = known.values()
+    steps = found.gradients[False].steps
+    found.gradients[False].steps = lambda *given: counts.append(1) or steps(*given)
+    call(do)
+    assert counts == [1]
+    other = {"strides": do, "not contiguous": by_heads(do).detach(), "late": late(do).detach()}
+    monkeypatch.setattr(launch.Plan, "launch", lambda *given: counts.append("plan"))
+    call(other[change])
+    assert counts[1:] in (["plan"] * 3, [1, "plan", "plan", "plan"])
 
 
 def test_a_hook_of_triton_is_called(cuda, monkeypatch):

@@ -10,7 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan, empty
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taker
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
@@ -386,9 +386,39 @@ class Forward:
         """(o, lse, None), as `forward` returns them."""
         return self.prepare(request)(request)
 
-    def prepare(self, request: Request) -> partial:
+    def prepare(self, request: Request) -> Prepared:
         """The forward of requests with such tensors."""
-        return partial(launch, self.plan, measure(self.plan, request), others=self.others)
+        plan, device = self.plan, request.q.device
+        sizes = measure(plan, request)
+        call = partial(launch, plan, sizes, others=self.others)
+        if not sizes.is_plain or any(x is not None for x in self.others):
+            return Prepared(call)
+
+        def steps() -> tuple:
+            takes = [
+                taker(sizes.o, sizes.dtype, device), taker(sizes.lse, torch.float32, device)
+            ]  # fmt: skip
+            if plan.config.scheduler == "dynamic":
+                takes.append(partial(counters.take, device))
+            q, k, v, o, lse, claims, *_ = PLACES
+            of_claims = claims if len(takes) > 2 else None
+            given = plain_arguments(plan, sizes, q, k, v, o, lse, of_claims, None, self.others)
+            return 3, tuple(takes), ((plan.form, sizes.grid, given),)
+
+        return Prepared(call, [plan], steps)
+
+
+def plain_arguments(
+    plan: Plan, sizes: Sizes, q: Any, k: Any, v: Any, o: Any, lse: Any, claims: Any, absent: Any,
+    others: tuple
+) -> tuple:  # fmt: skip
+    """The arguments of the kernel for tensors, or their places, without optional ones."""
+    q_box, k_box, v_box, o_box, *_ = plan.boxes
+    none, more = (absent,) * 9, [absent if x is None else x for x in others]
+    return (
+        (q_box, q, *sizes.q), (k_box, k, *sizes.k), (v_box, v, *sizes.v), (o_box, o, *sizes.o),
+        *none[:3], lse, claims, *none, *more, *sizes.numbers
+    )  # fmt: skip
 
 
 def launch(
@@ -404,17 +434,17 @@ def launch(
     """
     q, k, v, config = request.q, request.k, request.v, plan.config
     device = q.device
-    o = empty(sizes.o[0], sizes.o[1], sizes.dtype, device)
-    lse = empty(sizes.lse[0], sizes.lse[1], torch.float32, device)
+    o = empty(sizes.o, sizes.dtype, device)
+    lse = empty(sizes.lse, torch.float32, device)
     absent: Any = plan.absent(lse)
     claims = counters.take(device) if config.scheduler == "dynamic" else absent
+    if sizes.is_plain:
+        given = plain_arguments(plan, sizes, q, k, v, o, lse, claims, absent, others)
+        plan.launch(sizes.grid, given)
+        return o, lse, None
     q_box, k_box, v_box, o_box, *second = plan.boxes
     inputs: tuple = boxes or ((q_box, q, *sizes.q), (k_box, k, *sizes.k), (v_box, v, *sizes.v))
     boxed = *inputs, (o_box, o, *sizes.o)
-    if sizes.is_plain:
-        none, more = (absent,) * 9, [absent if x is None else x for x in others]
-        plan.launch(sizes.grid, (*boxed, *none[:3], lse, claims, *none, *more, *sizes.numbers))
-        return o, lse, None
     tiles: Any = absent
     bounds = lists = absent
     if plan.constants["LISTED"]:

@@ -1,11 +1,12 @@
 """The host's side of FA3's backward for Hopper: tensors as boxes, and the arguments of a launch."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, taker
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
@@ -13,7 +14,13 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import exp2
-from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
+from flash_versions.versions.fa3.hopper.backward.rows import (
+    Counts,
+    RowPlans,
+    Workspace,
+    before,
+    behind,
+)
 from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
@@ -89,8 +96,47 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
 BESIDE, BESIDE_HALVES = (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 6, 7)
 
 
-def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> tuple:
-    """The arguments of the kernel that are tensors."""
+def steps_of(plan: BackwardPlan, request: Request, counts: Counts) -> tuple:
+    """The arguments of `launch.Steps` for gradients of a request without optional tensors: given q,
+    k, v, o, lse and dO, it takes dQ, dK, dV and temporaries.
+    """
+    dtype, device, fp32 = request.q.dtype, request.q.device, torch.float32
+    takes = [taker(size, dtype, device) for size in counts.outputs]
+    takes += [taker(counts.values, fp32, device), taker(counts.dq_sum, fp32, device)]
+    if plan.constants.get("SCHEDULER") == "dynamic":
+        takes.append(partial(counters.take, device))
+    places: Any = PLACES
+    q, k, v, o, lse, do, dq, dk, dv, values, dq_sum, claims = places
+    space = Workspace(k, v, do, values, dq_sum, dq, dk, dv, *[None] * 6)
+    of_do = in_order((*counts.outputs[0][0][:3], counts.outputs[2][0][3]))
+    main = tensors(request, q, space, plan, counts, of_do, claims)
+    launches = (
+        before(space, o, lse, None, None, plan.rows, counts, of_do[1]),
+        (plan, (counts.programs,), (*main, *counts.numbers)),
+        behind(request, space, plan.rows, counts),
+    )
+    return 6, tuple(takes), tuple([(x.form, grid, given) for x, grid, given in launches])
+
+
+def is_plain(request: Request, plan: Plan) -> bool:
+    """Whether a request has gradients by `steps_of`."""
+    about = plan.constants
+    optional = about["RAGGED"] or about["SPANS"] or about["ALIBI"] or request.sink is not None
+    return not (optional or about["ORDERED"] or about["PARTS"] > 1)
+
+
+def tensors(
+    request: Request,
+    q: Any,
+    space: Workspace,
+    plan: Plan,
+    counts: Counts,
+    of_do: tuple,
+    claims: Any,
+) -> tuple:
+    """The arguments of the kernel that are tensors, or their places. of_do: shape and strides of
+    dO. Claims: where programs claim tiles, of a dynamic scheduler.
+    """
     values, constants = space.values, plan.constants
     absent: Any = plan.absent(values)
     bounds = spans = absent
@@ -99,13 +145,8 @@ def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> t
         assert intervals is not None
         bounds, spans = intervals.bounds, intervals.spans
     turns = absent if space.turns is None else space.turns
-    claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
-    if "SCHEDULER" in constants:
-        claims = (turns,)
-        if constants["SCHEDULER"] == "dynamic":
-            claims = (counters.take(values.device),)
-    inner = space.values, request.q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    of_do = space.do.shape, space.do.stride()
+    scheduler = constants.get("SCHEDULER")  # not of all kernels
+    inner = space.values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
     sizes = counts.values, *counts.inputs, of_do, counts.dq_sum, *counts.outputs[1:]
     boxed = [(box, x, *size) for box, x, size in zip(plan.boxes, inner, sizes)]
     second: Any = ()
@@ -118,7 +159,7 @@ def tensors(request: Request, space: Workspace, plan: Plan, counts: Counts) -> t
     return (
         *boxed,
         *second,
-        *claims,
+        *(() if scheduler is None else (claims,) if scheduler == "dynamic" else (turns,)),
         absent if space.key_tiles is None else space.key_tiles.plan,
         absent if request.alibi_slopes is None else request.alibi_slopes,
         bounds,

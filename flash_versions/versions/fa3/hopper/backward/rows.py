@@ -6,7 +6,7 @@ when they need its results ("programmatic dependent launch" in CUDA). A backward
 which a short call feels. What was made before the first of them is there all the time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -337,7 +337,7 @@ def prepare(
     if unused or request.kv_starts is not None:
         dq, dk, dv = new_gradients(request)
     else:
-        dq, dk, dv = [empty(x[0], x[1], q.dtype, q.device) for x in counts.outputs]
+        dq, dk, dv = [empty(x, q.dtype, q.device) for x in counts.outputs]
     tiles = key_tiles = sequences = None
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
@@ -355,57 +355,80 @@ def prepare(
         delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
     fp32 = torch.float32, q.device
-    values, dq_sum = empty(*counts.values, *fp32), empty(*counts.dq_sum, *fp32)
-    padded, length = counts.values[0][3], counts.dq_sum[0][1]
+    values, dq_sum = empty(counts.values, *fp32), empty(counts.dq_sum, *fp32)
+    padded = counts.values[0][3]
     turns = sums = arrivals = None
     if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
     if config.parts > 1:
         sums, arrivals = new_meeting(request, config)
-    blocks = -(-padded // plans.block) if tiles is None else tiles.number
-    of_batch, of_row, of_head, _ = do.stride()
-    plans.prepare[dlse is not None].launch(
-        (blocks * heads * batch,),
-        (
-            do,
-            contiguous(o),
-            contiguous(lse),
-            dlse if dlse is None else contiguous(dlse),
-            values,
-            dq_sum,
-            turns,
-            arrivals,
-            tiles and tiles.plan,
-            sequences,
-            of_batch // VECTOR.value,
-            of_head // VECTOR.value,
-            of_row // VECTOR.value,
-            0 if arrivals is None else arrivals.numel(),
-            q_length,
-            length,
-            padded,
-            heads,
-            blocks,
-        ),
-    )
-    return Workspace(
+    space = Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )
+    dlse = dlse if dlse is None else contiguous(dlse)
+    plan, *given = before(
+        space, contiguous(o), contiguous(lse), dlse, sequences, plans, counts, do.stride()
+    )
+    plan.launch(*given)
+    return space
 
 
-def finish(request: Request, space: Workspace, plans: RowPlans) -> None:
-    """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
-    `prepare` planned.
+def before(
+    space: Workspace,
+    o: Any,
+    lse: Any,
+    dlse: Any,
+    sequences: Any,
+    plans: RowPlans,
+    counts: Counts,
+    strides: tuple,
+) -> tuple[Plan, tuple[int], tuple]:
+    """The launch of `prepare_kernel`: plan, grid and arguments, of tensors or their places. The
+    strides are those of dO.
     """
-    dq, tiles = space.dq, space.tiles
-    batch, q_length, heads, _ = dq.shape
+    batch, q_length, heads, _ = counts.outputs[0][0]
+    padded, length, tiles = counts.values[0][3], counts.dq_sum[0][1], space.tiles
+    blocks = -(-padded // plans.block) if tiles is None else tiles.number
+    of_batch, of_row, of_head, _ = strides
+    arguments = (
+        space.do,
+        o,
+        lse,
+        dlse,
+        space.values,
+        space.dq_sum,
+        space.turns,
+        space.arrivals,
+        tiles and tiles.plan,
+        sequences,
+        of_batch // VECTOR.value,
+        of_head // VECTOR.value,
+        of_row // VECTOR.value,
+        0 if space.arrivals is None else space.arrivals.numel(),
+        q_length,
+        length,
+        padded,
+        heads,
+        blocks,
+    )
+    return plans.prepare[dlse is not None], (blocks * heads * batch,), arguments
+
+
+def behind(
+    request: Request, space: Workspace, plans: RowPlans, counts: Counts
+) -> tuple[Plan, tuple[int], tuple]:
+    """The launch of `finish_kernel`, likewise: dQ (batch, M, heads, head_dim), of its sum; of
+    packed sequences by the tiles that `prepare` planned.
+    """
+    tiles = space.tiles
+    batch, q_length, heads, _ = counts.outputs[0][0]
     if tiles is None:
         lines, sequences, blocks = None, None, -(-q_length // plans.block)
     else:
         lines, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
-    length = space.dq_sum.shape[1]
-    plans.finish.launch(
-        (blocks * heads * batch,),
-        (space.dq_sum, dq, lines, sequences, request.scale, q_length, length, heads, blocks),
-    )
+    length = counts.dq_sum[0][1]
+    arguments = (
+        space.dq_sum, space.dq, lines, sequences, request.scale, q_length, length, heads, blocks
+    )  # fmt: skip
+    return plans.finish, (blocks * heads * batch,), arguments
