@@ -112,6 +112,7 @@ def poisoned_memory(monkeypatch):
 def nothing_planned(monkeypatch):
     """A plan that was made under the patches of another test, and calls that came before."""
     call.known.clear()
+    call.similar.clear()
     for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
         monkeypatch.setattr(chosen, "plans", {})
 

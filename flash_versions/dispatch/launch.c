@@ -702,8 +702,10 @@ static int put_form(Key *key, PyObject *x, int64_t wanted) {
            put(key, address % 16 ? 'u' : 'a', (uint64_t)device);
 }
 
-/* Put all that decides how a tensor is served; 0 if it is unusual, or an error. */
-static int put_tensor(Key *key, PyObject *x, int64_t device) {
+/* Put all that decides how a tensor is served; 0 if it is unusual, or an error. Its shape goes to
+   `dims` if it is contiguous and has four dimensions, else 0. */
+static int put_tensor(Key *key, PyObject *x, int64_t device, int64_t dims[4]) {
+    int64_t apart = 1;
     PyTypeObject *type = Py_TYPE(x);
     if ((PyObject *)type != tensor && (PyObject *)type != parameter)
         return 0;
@@ -717,7 +719,12 @@ static int put_tensor(Key *key, PyObject *x, int64_t device) {
         for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(found); j++) {
             uint64_t number = bits_of(PyTuple_GET_ITEM(found, j));
             fits = (i || number) && put(key, 'n', number); /* an empty tensor is unusual */
+            if (!i && j < 4)
+                dims[j] = PyTuple_GET_SIZE(found) == 4 ? (int64_t)number : 0;
         }
+        for (Py_ssize_t j = 3; fits && i && dims[0] && j >= 0; apart *= dims[j--])
+            if ((int64_t)bits_of(PyTuple_GET_ITEM(found, j)) != apart)
+                dims[0] = 0;
         Py_XDECREF(found);
         if (!fits)
             return 0;
@@ -755,9 +762,26 @@ static int put_option(Key *key, PyObject *x) {
     return 1;
 }
 
+/* Put what a power of two up to 128 divides. */
+static int put_divisor(Key *key, int64_t number) {
+    return put(key, 'd', number % 128 ? number & -number : 128);
+}
+
+/* Put what calls of other lengths share whose q, k and v are contiguous: kernels are the same where
+   the same powers of two divide the keys, and the keys less the queries; 0 if there is none. */
+static int put_similar(Key *key, int64_t dims[3][4]) {
+    int64_t *q = dims[0], *k = dims[1], *v = dims[2];
+    if (!q[0] || !k[0] || !v[0] || q[1] <= 64 || q[0] != k[0] || memcmp(k, v, 24) || q[3] != k[3] ||
+        q[0] * q[1] * q[2] * q[3] >= 1 << 30 || k[0] * k[1] * k[2] * (k[3] + v[3]) >= 1 << 30)
+        return 0;
+    return put_divisor(key, k[1]) && put_divisor(key, k[1] - q[1]) && put(key, 'n', q[2]) &&
+           put(key, 'n', k[2]) && put(key, 'n', q[3]) && put(key, 'n', v[3]);
+}
+
 /* look(device, tensors, options) */
 static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number) {
-    Key key = {0};
+    Key key = {0}, similar = {0};
+    int64_t dims[3][4] = {{0}, {0}, {0}}, unused[4];
     if (number != 3 || !PyTuple_Check(given[1]) || !watchers) {
         PyErr_SetString(PyExc_TypeError, "look(device, tensors, options), behind prepare()");
         return NULL;
@@ -777,6 +801,8 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
         return NULL;
     int fits = put_option(&key, graded) && put_option(&key, given[2]);
     Py_DECREF(graded);
+    int is_plain = 1;
+    similar = key;
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(given[1]); i++) {
         PyObject *x = PyTuple_GET_ITEM(given[1], i);
         Py_ssize_t before = 0; /* the same object came before: as cu_seqlens of keys may */
@@ -784,14 +810,19 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
             before++;
         if (x == Py_None || before < i)
             fits = put(&key, 'm', x == Py_None ? (uint64_t)-1 : (uint64_t)before);
-        else
-            fits = put_tensor(&key, x, device);
+        else if ((fits = put_tensor(&key, x, device, i < 3 ? dims[i] : unused)) && i < 3)
+            fits = put(&similar, 'x', number_of(x, requires_grad, 0)) && put_form(&similar, x, -1);
+        is_plain = is_plain && (i < 3) == (x != Py_None);
     }
     if (!fits) {
         PyErr_Clear(); /* such as that of a tensor without strides */
         Py_RETURN_NONE;
     }
-    return PyBytes_FromStringAndSize(key.bytes, key.used);
+    if (is_plain && put_similar(&similar, dims))
+        return Py_BuildValue("y#y#nnn", key.bytes, key.used, similar.bytes, similar.used,
+                             (Py_ssize_t)dims[0][0], (Py_ssize_t)dims[0][1], (Py_ssize_t)dims[1][1]);
+    return Py_BuildValue("y#Onnn", key.bytes, key.used, Py_None, (Py_ssize_t)0, (Py_ssize_t)0,
+                         (Py_ssize_t)0);
 }
 
 /* Put what Triton's compiler knows of an argument; what is no number and no tensor goes to others.
@@ -903,7 +934,8 @@ static PyObject *prepare(PyObject *self, PyObject *given) {
 
 static PyMethodDef functions[] = {
     {"look", (PyCFunction)(void (*)(void))look, METH_FASTCALL,
-     "look(device, tensors, options): the key of a call, or None if it is unusual: if a watcher "
+     "look(device, tensors, options): (the key of a call, a key that it shares with calls of other "
+     "lengths or None, batch, length, kv_length), or None if it is unusual: if a watcher "
      "sees it, a tensor is empty, of another device, of a subclass, or without strides, or if an "
      "option is neither a number, a text, a tuple of these nor None."},
     {"kinds", (PyCFunction)(void (*)(void))kinds, METH_FASTCALL,

@@ -4,7 +4,7 @@ from typing import Literal, Unpack, overload
 
 import torch
 
-from flash_versions.dispatch.autograd.call import key_of, known
+from flash_versions.dispatch.autograd.call import look
 from flash_versions.dispatch.autograd.operators import run
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import Options, Sides, make_request
@@ -175,18 +175,16 @@ def attention(
             AOTInductor packages the call for a GPU; the driver refuses a launch. The backward
             raises one if it is differentiated.
     """
-    key, tensors = None, ()  # type: tuple[bytes | None, tuple]
+    keys, tensors = None, ()  # type: tuple | None, tuple
     usual = precision is q_descale is k_descale is v_descale is None
     if usual and not (dropout_p or check or torch.compiler.is_compiling()):
         tensors = (
             q, k, v, alibi_slopes, sink, None, cu_seqlens_q, cu_seqlens_k, kv_lengths, kv_starts,
             block_table, query_starts, query_ends
         )  # fmt: skip
-        key = key_of(
-            tensors,
-            (version, causal, scale, window, softcap, num_splits, return_lse, deterministic),
-        )
-        if key is not None and (call := known.get(key)) is not None:
+        options = version, causal, scale, window, softcap, num_splits, return_lse, deterministic
+        call, keys = look(tensors, options)
+        if call is not None:
             o, lse = call(tensors)
             return (o, lse) if return_lse else o  # type: ignore[return-value]
     request = make_request(
@@ -197,7 +195,7 @@ def attention(
         num_splits=num_splits, return_lse=return_lse, precision=precision, q_descale=q_descale,
         k_descale=k_descale, v_descale=v_descale, deterministic=deterministic, check=check
     )  # fmt: skip
-    o, lse = run(version, request, key, tensors)
+    o, lse = run(version, request, keys, tensors)
     if o.dim() > q.dim():  # packed
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     return (o, lse) if return_lse else o  # type: ignore[return-value]

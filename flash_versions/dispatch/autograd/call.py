@@ -30,6 +30,7 @@ from flash_versions.dispatch.version import Version
 
 MAX_KNOWN = 4096
 known: dict[bytes, "Call"] = {}  # calls that came before, by their keys
+similar: dict[bytes, "Call"] = {}  # one for each key that calls of other lengths share
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch without CUDA has none
 
 CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
@@ -38,20 +39,27 @@ SINK = Request._fields.index("sink")
 DETERMINISTIC = Request._fields.index("deterministic")
 
 
-def key_of(tensors: tuple, options: tuple) -> bytes | None:
-    """The key of a call, or None if it is unusual: not on the current GPU, watched or changed by
-    something of torch, such as autocast, or with an argument that has to be checked or copied.
+def look(tensors: tuple, options: tuple) -> tuple["Call | None", tuple | None]:
+    """What serves a call, or None, and its keys: those of `launch.c`, or None if it is unusual: not
+    on the current GPU, watched or changed by something of torch, such as autocast, or with an
+    argument that has to be checked or copied.
 
     Args:
         tensors: all that a request can have, in order; None where they are not given.
         options: the other arguments.
     """
     if current_device is None or not (getattr(tensors[0], "is_cuda", False) or devices.assumed):
-        return None
+        return None, None
     module = native()
     if module is None or forward_ad._current_level >= 0:
-        return None
-    return module.look(current_device(), tensors, options)
+        return None, None
+    keys = module.look(current_device(), tensors, options)
+    if keys is None:
+        return None, None
+    call = known.get(keys[0])
+    if call is None and keys[1] is not None and (like := similar.get(keys[1])) is not None:
+        call = like.resized(keys)
+    return call, keys
 
 
 class Call:
@@ -80,14 +88,33 @@ class Call:
             values[i] = None
         self.given = [PLACES.index(i) for i in self.places]
         self.version, self.values = version, values
-        self.strides = [request.q.stride(), request.k.stride(), request.v.stride()]
+        self.strides: list | None = [request.q.stride(), request.k.stride(), request.v.stride()]
         self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
         self.needs_grad, self.return_lse = request.needs_grad, request.return_lse
+        self.forward: Any
         self.forward, self.kind = planned(version, request)
         self.steps = getattr(self.forward, "steps", None)
         self.gradients: dict[bool, Any] = {}
         if self.needs_grad:
             self.find_gradients(request)
+
+    def resized(self, keys: tuple) -> "Call | None":
+        """The call of these keys, which differs in its lengths; None if that cannot be told."""
+        lengths, gradients = keys[2:], self.gradients.get(False)
+        forward = self.forward.resized(*lengths)
+        if forward is None or torch.are_deterministic_algorithms_enabled():
+            return None
+        made: Call = object.__new__(Call)
+        made.__dict__ = {**self.__dict__, "forward": forward, "steps": forward.steps}
+        made.gradients = {}
+        if self.needs_grad:
+            found = gradients.resized(*lengths) if gradients is not None else None
+            if found is None:
+                return None
+            made.gradients[False] = found
+        made.strides = None
+        keep(known, keys[0], made)
+        return made
 
     def find_gradients(self, request: Request) -> Any:
         """What computes gradients; None: it is asked anew."""
@@ -164,6 +191,8 @@ class Call:
         for x in others:
             if not x.is_contiguous() or x.is_neg():
                 return False
+        if self.strides is None:  # of a call that was resized
+            return all(x.is_contiguous() for x in tensors)
         return [x.stride() for x in tensors] == self.strides
 
     def __call__(self, tensors: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -178,23 +207,28 @@ class Call:
         found = apply(self, *tensors)
         return found if self.return_lse else (found, None)
 
-    def remember(self, key: bytes | None, request: Request, tensors: tuple) -> None:
-        """Serve later calls of this key, unless the request has others than the caller's tensors,
-        such as copies, or tensors that know more than what the key says.
+    def remember(self, keys: tuple | None, request: Request, tensors: tuple) -> None:
+        """Serve later calls of these keys, unless the request has others than the caller's tensors,
+        such as copies, or tensors that know more than what the keys say.
         """
         fields: tuple[Any, ...] = request
-        if (
-            key is None
-            or not getattr(self.forward, "final", True)
-            or any(hasattr(fields[i], PLANS) for i in self.intervals)
-        ):
+        if keys is None or not getattr(self.forward, "final", True):
+            return
+        if any(hasattr(fields[i], PLANS) for i in self.intervals):
             return
         for i, place in zip(self.given[3:], self.places[3:]):
             if tensors[i] is None or tensors[i].data_ptr() != fields[place].data_ptr():
                 return
-        if len(known) >= MAX_KNOWN:
-            known.clear()
-        known[key] = self
+        keep(known, keys[0], self)
+        if keys[1] is not None and getattr(self.forward, "resize", None) is not None:
+            keep(similar, keys[1], self)
+
+
+def keep(calls: dict[bytes, Call], key: bytes, call: Call) -> None:
+    """Note what serves a key."""
+    if len(calls) >= MAX_KNOWN:
+        calls.clear()
+    calls[key] = call
 
 
 class Node(torch.autograd.Function):

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.call import Call, key_of, known
+from flash_versions.dispatch.autograd.call import Call, look
 from flash_versions.dispatch.autograd.compute import empty_results
 from flash_versions.dispatch.autograd.derivatives import (
     NO_FORWARD_MODE,
@@ -82,13 +82,12 @@ def tensors_alone(results: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tenso
 def call_of(name: str, fields: tuple) -> tuple[Call, tuple]:
     """What serves an operator's request, and the tensors of it."""
     tensors = tuple([fields[i] for i in PLACES])
-    key = key_of(tensors, ("operator", name, *[fields[i] for i in OTHERS]))
-    call = known.get(key)  # type: ignore[arg-type]
+    call, keys = look(tensors, ("operator", name, *[fields[i] for i in OTHERS]))
     if call is None:
         request = Request(*fields)
         with devices.on_device(request.q):
             call = Call(differentiable(name), request)
-        call.remember(key, request, tensors)
+        call.remember(keys, request, tensors)
     return call, tuple([tensors[i] for i in call.given])
 
 
@@ -196,10 +195,10 @@ def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor,
 
 
 def run(
-    name: str | Version, request: Request, key: bytes | None = None, tensors: tuple = ()
+    name: str | Version, request: Request, keys: tuple | None = None, tensors: tuple = ()
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. A baseline may give None for the LSE. With a key, what serves the call
+    ("auto"); differentiable. A baseline may give None for the LSE. With keys, what serves the call
     of these tensors also serves later ones.
 
     An operator costs tens of microseconds on the host, as much as launching the kernels. So a
@@ -216,12 +215,12 @@ def run(
         return o, lse
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
-    if key is not None or is_plain(request):
+    if keys is not None or is_plain(request):
         with devices.on_device(request.q):
             call = Call(version, request)
-            call.remember(key, request, tensors)
+            call.remember(keys, request, tensors)
             fields: tuple[Any, ...] = request
-            return call(tuple([fields[i] for i in PLACES]) if key is None else tensors)
+            return call(tuple([fields[i] for i in PLACES]) if keys is None else tensors)
     if (VERSIONS | EXPLICIT).get(version.name) is not version:
         raise ValueError(
             f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "

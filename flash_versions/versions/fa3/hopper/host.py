@@ -2,6 +2,7 @@
 launch.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taker
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
-from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
+from flash_versions.versions.fa2.splits import FULL
+from flash_versions.versions.fa3.forward import L2_BYTES, MAX_SECTION, choose_config
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
     default_config,
@@ -147,16 +149,30 @@ def even_section(request: Request) -> int:
     For that a section may have up to twice as many heads, and one of few heads has twice as many:
     keys that do not stay in the L2 cache cost less (docs/understand/log.md).
     """
-    (batch, _, heads, head_dim), head_dim_v = request.q.shape, request.v.shape[3]
+    batch, _, heads, _ = request.q.shape
     if not request.is_ragged:  # the tiles of those are put in order by a plan
         heads *= batch
-    wide = head_dim > 128 or head_dim_v > 128  # few heads fit, and more are faster
-    most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
+    if request.window_right is None:  # tiles weigh the same
+        return 1
+    return section_of(heads, request.k.shape[1], *section_facts(request))
+
+
+def section_facts(request: Request) -> tuple[int, int, int]:
+    """(query heads to a key head, bytes of a key and its value, bytes of L2 for a section)."""
+    k, v = request.k, request.v
+    wide = k.shape[3] > 128 or v.shape[3] > 128  # few heads fit, and more are faster
+    bytes_of_key = (k.shape[3] + v.shape[3]) * k.element_size()
+    return request.group, bytes_of_key, 2 * L2_BYTES if wide else L2_BYTES
+
+
+def section_of(heads: int, kv_length: int, group: int, bytes_of_key: int, l2_bytes: int) -> int:
+    """`even_section` of so many heads under a mask."""
+    key_heads = max(1, l2_bytes // max(1, kv_length * bytes_of_key))
+    most = min(key_heads * group, MAX_SECTION, heads)
     if most == 1 or most == heads:
         return most
-    group = request.group
-    least = max(cdiv(heads, cdiv(heads, most)), min(FEW_HEADS, 2 * most))
-    least = min(cdiv(least, group) * group, heads)
+    least = max(-(-heads // -(-heads // most)), min(FEW_HEADS, 2 * most))
+    least = min(-(-least // group) * group, heads)
     for section in range(least, min(2 * least, heads) + 1, group):
         if (heads - 1) % section + 1 >= EVEN * section:
             return section
@@ -384,28 +400,75 @@ class Forward:
 
     def __call__(self, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
         """(o, lse, None), as `forward` returns them."""
-        return self.prepare(request)(request)
+        return launch(self.plan, measure(self.plan, request), request, others=self.others)
+
+    def taking(self, request: Request) -> tuple[Callable, tuple]:
+        """`taker` for the request's device, and what takes counters, if the kernel has some."""
+        device = request.q.device
+        claims = (
+            (partial(counters.take, device),) if self.plan.config.scheduler == "dynamic" else ()
+        )
+        return partial(taker, device=device), claims
 
     def prepare(self, request: Request) -> Prepared:
         """The forward of requests with such tensors."""
-        plan, device = self.plan, request.q.device
-        sizes = measure(plan, request)
-        call = partial(launch, plan, sizes, others=self.others)
+        plan, sizes = self.plan, measure(self.plan, request)
         if not sizes.is_plain or any(x is not None for x in self.others):
-            return Prepared(call)
+            return Prepared(partial(launch, plan, sizes, others=self.others))
+        take, claims = self.taking(request)
+        resize = resizing(plan, sizes, self.others, request, take, claims)
+        return Prepared(
+            self, [plan], lambda: steps_of(plan, sizes, self.others, take, claims), resize
+        )
 
-        def steps() -> tuple:
-            takes = [
-                taker(sizes.o, sizes.dtype, device), taker(sizes.lse, torch.float32, device)
-            ]  # fmt: skip
-            if plan.config.scheduler == "dynamic":
-                takes.append(partial(counters.take, device))
-            q, k, v, o, lse, claims, *_ = PLACES
-            of_claims = claims if len(takes) > 2 else None
-            given = plain_arguments(plan, sizes, q, k, v, o, lse, of_claims, None, self.others)
-            return 3, tuple(takes), ((plan.form, sizes.grid, given),)
 
-        return Prepared(call, [plan], steps)
+def steps_of(plan: Plan, sizes: Sizes, others: tuple, take: Callable, claims: tuple) -> tuple:
+    """The arguments of `launch.Steps` for a request without optional tensors: given q, k and v, it
+    takes o, the LSE and what `claims` does.
+    """
+    q, k, v, o, lse, claimed, *_ = PLACES
+    takes = take(sizes.o, sizes.dtype), take(sizes.lse, torch.float32), *claims
+    given = plain_arguments(plan, sizes, q, k, v, o, lse, claimed if claims else None, None, others)
+    return 3, takes, ((plan.form, sizes.grid, given),)
+
+
+def resizing(
+    plan: Plan, like: Sizes, others: tuple, request: Request, take: Callable, claims: tuple
+) -> Callable[[int, int, int], tuple | None] | None:
+    """`Prepared.resize` of requests that differ from one in their lengths, or None if those decide
+    about more than whether keys are split. It enters few functions.
+    """
+    config, (_, _, heads, dim), head_dim_v = plan.config, request.q.shape, request.v.shape[3]
+    windowed = request.window_left is not None or request.window_right not in (None, 0)
+    if max(dim, head_dim_v) <= 96 or windowed or not (request.num_splits is config.section is None):
+        return None
+    kv_heads, causal = request.k.shape[2], request.window_right is not None
+    facts, split = section_facts(request), choose_config(request)
+    sms = devices[request.q.device].num_sms
+    queries, per_tile, is_grid = config.queries, heads // config.heads, config.scheduler == "grid"
+    dim_v = like.o[0][3]
+
+    def resize(batch: int, length: int, kv_length: int) -> tuple | None:
+        rows = batch * heads
+        if -(-length // split.block_q) * rows < FULL * sms and kv_length > 7 * split.block_kv:
+            return None  # the keys may be split (`forward.left_to_splits`)
+        section = section_of(rows, kv_length, *facts) if causal else 1
+        tiles = -(-length // queries) * batch * per_tile
+        of_q, of_k, of_v, of_o = [
+            ((batch, n, h, d), (n * h * d, h * d, d, 1))
+            for n, h, d in (
+                (length, heads, dim), (kv_length, kv_heads, dim), (kv_length, kv_heads, head_dim_v),
+                (length, heads, dim_v)
+            )
+        ]  # fmt: skip
+        of_lse = (batch, heads, length), (heads * length, length, 1)
+        section = max(section, config.heads)
+        numbers = length, kv_length, heads, batch, section, *like.numbers[5:]
+        grid = (tiles if is_grid else min(tiles, sms),)
+        sizes = Sizes(of_q, of_k, of_v, of_o, of_lse, like.dtype, grid, numbers, True)
+        return steps_of(plan, sizes, others, take, claims)
+
+    return resize
 
 
 def plain_arguments(

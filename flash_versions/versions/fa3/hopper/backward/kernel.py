@@ -125,6 +125,7 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     counters,
     is_plain,
     make_plan,
+    resizing,
     steps_of,
     tensors,
 )
@@ -366,8 +367,10 @@ class Gradients:
         """The gradients of a request, called as this is, with what follows from its shapes."""
         plan, counts = self.plan, count(request, self.plan)
         plans = plan.rows.prepare[0], plan, plan.rows.finish
-        steps = partial(steps_of, plan, request, counts) if is_plain(request, plan) else None
-        return Prepared(partial(self, counts=counts), plans, steps)
+        if not is_plain(request, plan):
+            return Prepared(partial(self, counts=counts))
+        resize = resizing(plan, request, counts)
+        return Prepared(self, plans, partial(steps_of, plan, request, counts), resize)
 
     def __call__(
         self,
