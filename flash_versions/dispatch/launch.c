@@ -342,13 +342,19 @@ static int has_hooks(Form *form) {
     return hooked ? hooked : is_hooked(form->hooks, exit_hook);
 }
 
-/* What a grid says, with the current stream. */
-static int configure(Form *form, PyObject *grid, Config *config) {
+/* The blocks of a grid of programs. */
+static int read_grid(Form *form, PyObject *grid, unsigned blocks[3]) {
+    for (Py_ssize_t i = 0; i < 3; i++)
+        blocks[i] = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
+    blocks[0] *= form->num_ctas;
+    return !PyErr_Occurred();
+}
+
+/* A launch of so many blocks in the current stream. */
+static int configure(Form *form, const unsigned blocks[3], Config *config) {
     *config = form->config;
     config->attributes = form->attributes;
-    for (Py_ssize_t i = 0; i < 3; i++)
-        config->grid[i] = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
-    config->grid[0] *= form->num_ctas;
+    memcpy(config->grid, blocks, sizeof(config->grid));
     PyObject *stream = PyObject_CallOneArg(form->stream_of, form->number);
     if (!stream)
         return 0;
@@ -387,6 +393,7 @@ static int start(Form *form, const Config *config, void **pointers) {
 
 static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
     PyObject *grid, *arguments;
+    unsigned blocks[3];
     Config config;
     Launch launch;
     if (!PyArg_ParseTuple(given, "O!O!", &PyTuple_Type, &grid, &PyTuple_Type, &arguments))
@@ -395,7 +402,8 @@ static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
     if (hooked)
         return hooked < 0 ? NULL : PyObject_Call(self->otherwise, given, NULL);
     launch.patches = NULL;
-    if (!configure(self, grid, &config) || !add_all(&launch, self, arguments) ||
+    if (!read_grid(self, grid, blocks) || !configure(self, blocks, &config) ||
+        !add_all(&launch, self, arguments) ||
         !start(self, &config, launch.pointers))
         return NULL;
     Py_RETURN_NONE;
@@ -534,8 +542,8 @@ static PyTypeObject FormType = {
 
 typedef struct {
     Form *form;
-    PyObject *grid;
     int num_patches;
+    unsigned grid[3];
     size_t used, *places; /* of all parameters, in their memory */
     char *memory;
     Patch *patches;
@@ -543,20 +551,20 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *takes, *launches; /* launches keeps forms and grids */
+    PyObject *takes;
     int num_given, num_steps;
     Step *steps;
 } Steps;
 
 static void Steps_dealloc(Steps *self) {
     for (int i = 0; i < self->num_steps; i++) {
+        Py_XDECREF(self->steps[i].form);
         PyMem_Free(self->steps[i].places);
         PyMem_Free(self->steps[i].memory);
         PyMem_Free(self->steps[i].patches);
     }
     PyMem_Free(self->steps);
     Py_XDECREF(self->takes);
-    Py_XDECREF(self->launches);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -567,7 +575,8 @@ static void *copied(const void *what, size_t bytes) {
 
 static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named) {
     Steps *self = (Steps *)type->tp_alloc(type, 0);
-    PyObject *takes, *launches, *arguments;
+    PyObject *takes, *launches, *arguments, *grid;
+    Form *form;
     Patch patches[MAX_PATCHES];
     Launch launch;
     launch.patches = patches;
@@ -575,7 +584,6 @@ static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named)
                                    &PyTuple_Type, &launches))
         goto failed;
     self->takes = Py_NewRef(takes);
-    self->launches = Py_NewRef(launches);
     int tensors = self->num_given + PyTuple_GET_SIZE(takes);
     self->steps = PyMem_Calloc(PyTuple_GET_SIZE(launches) + 1, sizeof(Step));
     if (!self->steps || tensors > MAX_TENSORS)
@@ -583,9 +591,9 @@ static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(launches); i++) {
         Step *step = self->steps + self->num_steps;
         size_t places[MAX_PARAMETERS];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, i), "O!O!O!", &FormType, &step->form,
-                              &PyTuple_Type, &step->grid, &PyTuple_Type, &arguments) ||
-            !add_all(&launch, step->form, arguments))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, i), "O!O!O!", &FormType, &form,
+                              &PyTuple_Type, &grid, &PyTuple_Type, &arguments) ||
+            !add_all(&launch, form, arguments) || !read_grid(form, grid, step->grid))
             goto failed;
         for (int j = 0; j < launch.parameters; j++)
             places[j] = (char *)launch.pointers[j] - launch.memory;
@@ -593,6 +601,7 @@ static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named)
             if (patches[j].tensor < 0 || patches[j].tensor >= tensors)
                 goto failed;
         self->num_steps++;
+        step->form = (Form *)Py_NewRef(form);
         step->used = launch.used;
         step->num_patches = launch.num_patches;
         step->places = copied(places, launch.parameters * sizeof(size_t));
@@ -645,7 +654,10 @@ static PyObject *Steps_call(Steps *self, PyObject *given, PyObject *named) {
         Py_RETURN_NONE;
     PyObject *found = PyTuple_New(taken);
     for (Py_ssize_t i = 0; found && i < taken; i++) {
-        PyObject *x = PyObject_CallNoArgs(PyTuple_GET_ITEM(self->takes, i));
+        PyObject *function, *arguments, *x = NULL;
+        if (PyArg_ParseTuple(PyTuple_GET_ITEM(self->takes, i), "OO!", &function, &PyTuple_Type,
+                             &arguments))
+            x = PyObject_Call(function, arguments, NULL);
         if (!x)
             goto failed;
         PyTuple_SET_ITEM(found, i, x);
@@ -662,8 +674,8 @@ failed:
 
 static PyTypeObject StepsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Steps",
-    .tp_doc = "Steps(number, takes, launches): so many tensors are given, each of `takes` is called "
-              "for one more, and forms are launched, each a (form, grid, arguments) with a Place "
+    .tp_doc = "Steps(number, takes, launches): so many tensors are given, each of `takes` makes one "
+              "more, a function and its arguments, and forms are launched, each a (form, grid, arguments) with a Place "
               "where a tensor will be. steps(*tensors) returns those that were taken; None if "
               "nothing was done: a hook is set, or a tensor is not aligned to 16 bytes.",
     .tp_basicsize = sizeof(Steps),

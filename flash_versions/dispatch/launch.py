@@ -168,21 +168,26 @@ def described(arguments: tuple) -> list:
     return [x[0](x[1]) if is_boxed(x) else x for x in arguments]
 
 
-def taker(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> Callable:
-    """What takes memory for a tensor of this shape and these strides, on the current GPU by what
-    the code of torch.compile calls: that takes half the time of `torch.empty_strided`, because it
-    asks for no dispatch mode.
+def taking(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> tuple:
+    """What takes memory for a tensor of this shape and these strides, a function and its arguments:
+    on the current GPU what the code of torch.compile calls. That takes half the time of
+    `torch.empty_strided`, because it asks for no dispatch mode.
     """
     if take is not None and device.type == "cuda":
-        return partial(take, *size, dtype)
-    return partial(torch.empty_strided, *size, dtype=dtype, device=device)
+        return take, (*size, dtype)
+    return empty_strided, (*size, dtype, device)
+
+
+def empty_strided(*about: Any) -> torch.Tensor:
+    """`torch.empty_strided` of a shape, strides, a type and a device."""
+    shape, strides, dtype, device = about
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def empty(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for a tensor of this shape and these strides."""
-    if take is not None and device.type == "cuda":
-        return take(*size, dtype)
-    return torch.empty_strided(*size, dtype=dtype, device=device)
+    function, arguments = taking(size, dtype, device)
+    return function(*arguments)
 
 
 def is_boxed(x: Any) -> bool:

@@ -235,7 +235,7 @@ def test_steps_are_launches_with_other_addresses(cuda):
         (form, (3, 2), places(second, x, out, more)),
     )
     taken = [torch.zeros(64) for _ in range(2)]
-    steps = launch.native().Steps(2, (lambda: taken[0],), launches)
+    steps = launch.native().Steps(2, ((lambda: taken[0], ()),), launches)
     others = [torch.zeros_like(x), torch.zeros_like(out)]
     for tensors in ((x, out), others):
         mine = cuda.of(steps, *tensors)

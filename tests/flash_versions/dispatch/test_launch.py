@@ -224,11 +224,7 @@ def test_what_other_lengths_get_is_what_would_be_planned_for_them(group, D, D_v,
     """The arguments of steps made of another request's: kernels, grids, numbers, memory."""
     rng, likes, compared, split = random.Random(0), {}, [0, 0], 0
 
-    def told(steps):
-        number, takes, given = steps
-        return number, [(x.func, x.args, x.keywords) for x in takes], given
-
-    for _ in range(600):
+    for _ in range(400):
         batch, M = (
             rng.choice([1, 1, 2, 7]),
             rng.choice([rng.randint(65, 4000), 64 * rng.randint(2, 60)]),
@@ -246,27 +242,21 @@ def test_what_other_lengths_get_is_what_would_be_planned_for_them(group, D, D_v,
             assert (made is None) == isinstance(forward, type(fa2_forward.forward))
             split += made is None
             if made is not None:
-                sizes, take, claims = (
-                    hopper.measure(forward.plan, request),
-                    *forward.taking(request),
-                )
-                anew = hopper.steps_of(forward.plan, sizes, forward.others, take, claims)
-                assert told(made) == told(anew)
+                sizes, others = hopper.measure(forward.plan, request), forward.others
+                assert made == hopper.steps_of(forward.plan, sizes, others, q.device)
                 compared[0] += 1
         elif not isinstance(forward, type(fa2_forward.forward)):
             sizes = hopper.measure(forward.plan, request)
-            like[0] = hopper.resizing(
-                forward.plan, sizes, forward.others, request, *forward.taking(request)
-            )
+            like[0] = hopper.resizing(forward.plan, sizes, forward.others, request)
         counts = backward_host.count(request, gradients.plan)
         if like[1] is not None:
             anew = backward_host.steps_of(gradients.plan, request, counts)
-            assert told(like[1](batch, M, N)) == told(anew)
+            assert like[1](batch, M, N) == anew
             compared[1] += 1
         elif backward_host.is_plain(request, gradients.plan):
             like[1] = backward_host.resizing(gradients.plan, request, counts)
-    assert compared[0] > 100 and split > 5
-    assert compared[1] > 100 or group > 1 or D == 192 or D_v == 112
+    assert compared[0] > 50 and split > 5
+    assert compared[1] > 50 or group > 1 or D == 192 or D_v == 112
 
 
 MEMORY = [torch.zeros(5000 * 1024, dtype=torch.bfloat16) for _ in range(3)]

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taker
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa2.splits import FULL
@@ -402,38 +402,31 @@ class Forward:
         """(o, lse, None), as `forward` returns them."""
         return launch(self.plan, measure(self.plan, request), request, others=self.others)
 
-    def taking(self, request: Request) -> tuple[Callable, tuple]:
-        """`taker` for the request's device, and what takes counters, if the kernel has some."""
-        device = request.q.device
-        claims = (
-            (partial(counters.take, device),) if self.plan.config.scheduler == "dynamic" else ()
-        )
-        return partial(taker, device=device), claims
-
     def prepare(self, request: Request) -> Prepared:
         """The forward of requests with such tensors."""
         plan, sizes = self.plan, measure(self.plan, request)
         if not sizes.is_plain or any(x is not None for x in self.others):
             return Prepared(partial(launch, plan, sizes, others=self.others))
-        take, claims = self.taking(request)
-        resize = resizing(plan, sizes, self.others, request, take, claims)
-        return Prepared(
-            self, [plan], lambda: steps_of(plan, sizes, self.others, take, claims), resize
-        )
+        resize = resizing(plan, sizes, self.others, request)
+        device = request.q.device
+        return Prepared(self, [plan], lambda: steps_of(plan, sizes, self.others, device), resize)
 
 
-def steps_of(plan: Plan, sizes: Sizes, others: tuple, take: Callable, claims: tuple) -> tuple:
+def steps_of(plan: Plan, sizes: Sizes, others: tuple, device: torch.device) -> tuple:
     """The arguments of `launch.Steps` for a request without optional tensors: given q, k and v, it
-    takes o, the LSE and what `claims` does.
+    takes o, the LSE and counters, if the kernel has some.
     """
-    q, k, v, o, lse, claimed, *_ = PLACES
-    takes = take(sizes.o, sizes.dtype), take(sizes.lse, torch.float32), *claims
-    given = plain_arguments(plan, sizes, q, k, v, o, lse, claimed if claims else None, None, others)
+    q, k, v, o, lse, claims, *_ = PLACES
+    takes: tuple = taking(sizes.o, sizes.dtype, device), taking(sizes.lse, torch.float32, device)
+    if plan.config.scheduler == "dynamic":
+        takes = *takes, (counters.take, (device,))
+    at = claims if len(takes) > 2 else None
+    given = plain_arguments(plan, sizes, q, k, v, o, lse, at, None, others)
     return 3, takes, ((plan.form, sizes.grid, given),)
 
 
 def resizing(
-    plan: Plan, like: Sizes, others: tuple, request: Request, take: Callable, claims: tuple
+    plan: Plan, like: Sizes, others: tuple, request: Request
 ) -> Callable[[int, int, int], tuple | None] | None:
     """`Prepared.resize` of requests that differ from one in their lengths, or None if those decide
     about more than whether keys are split. It enters few functions.
@@ -444,7 +437,8 @@ def resizing(
         return None
     kv_heads, causal = request.k.shape[2], request.window_right is not None
     facts, split = section_facts(request), choose_config(request)
-    sms = devices[request.q.device].num_sms
+    device = request.q.device
+    sms = devices[device].num_sms
     queries, per_tile, is_grid = config.queries, heads // config.heads, config.scheduler == "grid"
     dim_v = like.o[0][3]
 
@@ -466,7 +460,7 @@ def resizing(
         numbers = length, kv_length, heads, batch, section, *like.numbers[5:]
         grid = (tiles if is_grid else min(tiles, sms),)
         sizes = Sizes(of_q, of_k, of_v, of_o, of_lse, like.dtype, grid, numbers, True)
-        return steps_of(plan, sizes, others, take, claims)
+        return steps_of(plan, sizes, others, device)
 
     return resize
 

@@ -1,13 +1,12 @@
 """The host's side of FA3's backward for Hopper: tensors as boxes, and the arguments of a launch."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import PLACES, Launcher, Plan, taker
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     L2_BYTES,
@@ -123,10 +122,10 @@ def takes_of(
     plan: Plan, dtype: torch.dtype, device: torch.device, outputs: list, *sums: tuple
 ) -> tuple:
     """What takes memory for `steps_of`."""
-    takes = [taker(size, dtype, device) for size in outputs]
-    takes += [taker(size, torch.float32, device) for size in sums]
+    takes = [taking(size, dtype, device) for size in outputs]
+    takes += [taking(size, torch.float32, device) for size in sums]
     if plan.constants.get("SCHEDULER") == "dynamic":
-        takes.append(partial(counters.take, device))
+        takes.append((counters.take, (device,)))
     return tuple(takes)
 
 
