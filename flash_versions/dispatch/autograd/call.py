@@ -191,6 +191,8 @@ class Call:
         for x in others:
             if not x.is_contiguous() or x.is_neg():
                 return False
+        if current_device() != tensors[0].get_device():
+            return False
         if self.strides is None:  # of a call that was resized
             return all(x.is_contiguous() for x in tensors)
         return [x.stride() for x in tensors] == self.strides
