@@ -70,7 +70,7 @@ test-versions: ## kernels and operators with other versions: make test-versions 
 test-trl: $(VENV)/.ready-test $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/transformer/rl/test_grpo_trl.py
 
-test-trainers: $(VENV)/.ready-test $(VENV)/.ready-trainers ## Trainer, TRL, PEFT and FSDP2 with our attention, step by step against SDPA
+test-trainers: $(VENV)/.ready-test $(VENV)/.ready-trainers ## Trainer, TRL and PEFT with our attention, step by step against SDPA
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/trainers $(ARGS)
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle

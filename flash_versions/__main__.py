@@ -38,6 +38,14 @@ def where_it_runs(name: str) -> str:
     return "natively" if device == "cuda" else "simulated"
 
 
+def where_exact() -> str:
+    """Which kernels give a row the same bits whatever else is in the call, on this machine."""
+    names = ", ".join(name for name, version in VERSIONS.items() if not version.inexact)
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    kernels = "FA3's for Hopper in 16 bits, FA2's in others" if hopper else "FA2's"
+    return f"{names}: {kernels}"
+
+
 def report() -> list[tuple[str, str]]:
     """The rows of the table: (what, state)."""
     rows = [("Python", platform.python_version())]
@@ -48,6 +56,7 @@ def report() -> list[tuple[str, str]]:
     else:
         rows.append(("GPU", "none"))
     rows += [(f"{v.name}  {v.title}", where_it_runs(v.name)) for v in VERSIONS.values()]
+    rows.append(("batch_invariant=True", where_exact()))
     return rows
 
 

@@ -13,10 +13,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# GPUS=4 make test-gpu: each worker of pytest-xdist has one of four GPUs.
+# GPUS=0,1,2,3 make test-gpu: each worker of pytest-xdist has one of four GPUs.
 if gpus := os.environ.get("GPUS"):
+    names = gpus.split(",")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker) % int(gpus))
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[int(worker) % len(names)]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

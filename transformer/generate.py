@@ -63,7 +63,9 @@ EXCLUSIVE = (
     ("system_prompt", "ignore_chat_template"),
 )
 # What a session is told by the same name.
-AS_GIVEN = ("max_tokens", "attention", "device", "dtype", "precision", "kernels", "thinking")
+AS_GIVEN = (
+    "max_tokens", "attention", "device", "dtype", "precision", "kernels", "exact", "thinking",
+)  # fmt: skip
 # What changes nothing where nothing is drawn -> its default.
 OF_DRAWS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
 # Of the statistics, what --stats adds to --json.
@@ -162,6 +164,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
     add("--attention", type=attention_name, default="auto", help=ATTENTION_HELP)
     add("--kernels", choices=KERNELS, default="auto", help="of norms and products (auto)")
+    add("--exact", action="store_true", help="an answer's bits depend on its prompt only")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and cache (auto)")
     add("--precision", help="of attention, such as fp8 or fp8:block:hadamard (that of --dtype)")

@@ -1,4 +1,5 @@
-"""`python -m docs.report`: write the tables of docs/results into the documents.
+"""`python -m docs.report`: write the tables of docs/results into the documents, and draw the
+figures of the transformer.
 
 Every table of measurements in README.md and docs/ stands between two markers that name it:
 
@@ -12,8 +13,10 @@ import re
 import sys
 
 from docs.report import attention, transformer, versions
+from docs.report.figures import FIGURES
 from flash_versions.bench.files import write
 from flash_versions.bench.results import RESULTS, ROOT, Document, read_results
+from flash_versions.plot.figures import draw_all
 
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
@@ -37,6 +40,7 @@ def main() -> int:
         if (new := filled(text, document)) != text:
             write(path, new)
         sys.stderr.write(f"{path.relative_to(ROOT)}: up to date with docs/{RESULTS.name}\n")
+    draw_all(FIGURES)
     return 0
 
 

@@ -33,6 +33,7 @@ from flash_versions.bench.results import (
 )
 
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
+SHOWN = 8192  # the length of which a table of many head dims has the rates
 BEST = ("cudnn", "flash-attn-4")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 
@@ -59,6 +60,11 @@ def is_headline(row: Row) -> bool:
     return (row["N"], row["D"]) == (8192, 128)
 
 
+def is_shown(row: Row) -> bool:
+    """Whether a table has a row; the figures have all lengths."""
+    return row["N"] in (1024, 4096, 16384)
+
+
 def summary(document: Document, suite: str = "table") -> str:
     """The versions' speed in one number for each head dim: the geometric mean of the ratios to
     cuDNN and to flash-attn-4 over all long shapes, and over the short ones. A mean says over how
@@ -81,25 +87,6 @@ def summary(document: Document, suite: str = "table") -> str:
             parts[f"D={head_dim}, {length}, to {label(base)}"] = means
     title = "ratio of rates, geometric mean over full and causal"
     return ended(pivot(title, parts, versions, dict.get), provenance(document, suite))
-
-
-def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
-    """A table for each version that has variants: its rate, and the ratio to it of its variants, of
-    the versions before it and of a peer.
-    """
-    groups = lines(document, suite, where)
-    bases = list(dict.fromkeys(r["of"] for g in groups.values() for r in g.values() if "of" in r))
-    tables = []
-    for version, members in ablated(groups.values()).items():
-
-        def cell(group: Group, name: str, version: str = version) -> str | None:
-            times = ratio(group, name, version)
-            return rate(group, name) if name == version else times and f"{times:.2f}"
-
-        if members:
-            columns = [version, *members, *bases[: bases.index(version)], peer]
-            tables.append(pivot("TFLOP/s, then ratios to it", groups, columns, cell, members))
-    return ended("\n\n".join(tables), provenance(document, suite))
 
 
 def worth(document: Document, version: str) -> str:
@@ -135,7 +122,8 @@ def fp8(document: Document) -> str:
         return f"{rate(group, name)} ({ratios})"
 
     title = "TFLOP/s (ratio to its own bf16, to cuDNN FP8)"
-    table = pivot(title, lines(document, "fp8", where), names(document, "fp8"), cell)
+    groups = {w: x for w, x in lines(document, "fp8", where).items() if is_shown(any_row(x))}
+    table = pivot(title, groups, names(document, "fp8"), cell)
     return ended(table, provenance(document, "fp8"))
 
 
@@ -164,7 +152,7 @@ def quantization(document: Document) -> str:
 def fp8_accuracy(document: Document) -> str:
     """Errors of attention in FP8 against exact attention of what was quantised."""
     about = document["suites"]["accuracy"]["what"]
-    measures = {"rmse": "relative RMSE", "mean": "mean error", "row": "mean error of a row"}
+    measures = {"rmse": "relative RMSE", "row": "mean error of a row"}
     found = lines(
         document, "accuracy", lambda row: f"{row['distribution']}, D={row['D']}", "scheme"
     )
@@ -264,7 +252,7 @@ def backward_of_head_dims(document: Document) -> str:
 
 
 def by_head_dim(document, suite, found, shown, own, called) -> str:
-    """A table of rates by head dims, mask and length.
+    """A table of rates by head dims and mask, at one length, and ratios over all.
 
     Args:
         document: of the results.
@@ -275,21 +263,19 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
         called: what the best of them is called.
     """
     lengths = sorted({key[-1] for key in found})
-    columns = [*product([n for n in (2048, 8192) if n in lengths] or lengths[:1], BEST + shown)]
     body = []
     for kind in sorted({key[1:4] for key in found}):
         name = f"{kind[0]}" if kind[0] == kind[1] else f"{kind[0]}, {kind[1]} of v"
         cells = [f"{name}, {'causal' if kind[2] else 'full'}"]
-        cells += [
-            f"{found[x, *kind, n]:.0f}" if (x, *kind, n) in found else "-" for n, x in columns
-        ]
+        speeds = [found.get((x, *kind, SHOWN)) for x in BEST + shown]
+        cells += [f"{x:.0f}" if x else "-" for x in speeds]
         ratios = []
         for n in lengths:
             ours, theirs = ([found.get((x, *kind, n), 0) for x in group] for group in (own, BEST))
             if any(ours) and any(theirs):
                 ratios.append(max(ours) / max(theirs))
         body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
-    header = ["head_dim", *(f"{name}, {n // 1024}k" for n, name in columns), "ratio"]
+    header = [f"head_dim, S={SHOWN}", *BEST, *shown, "ratio"]
     return ended(
         markdown(header, body),
         f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
@@ -298,7 +284,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     )
 
 
-def divided_groups(document: Document, suite: str) -> str:
+def divided_groups(document: Document) -> str:
     """Backwards whose groups of query heads are divided over so many programs, and the default."""
 
     def called(row: Row) -> str:
@@ -313,7 +299,7 @@ def divided_groups(document: Document, suite: str) -> str:
 
     timed = document | {"rows": [row for row in document["rows"] if "ms_p50" in row]}
     body = []
-    for name, rows in lines(timed, suite, called, by="name").items():
+    for name, rows in lines(timed, "divided groups", called, by="name").items():
         chosen = next(row for row in [*rows.values()][::-1] if row["default"])
         ms = chosen["ms_p50"]
         cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
@@ -322,10 +308,11 @@ def divided_groups(document: Document, suite: str) -> str:
         body.append(cells)
     header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
     header += ["times as fast as 1 part", "times as fast as rows with copies"]
-    if all(line[-1] == "-" for line in body):
-        header, body = header[:-1], [line[:-1] for line in body]
-    table = markdown(header, body)
-    return ended(table, "4 query heads to a key head, bf16.", source(document, suite))
+    return ended(
+        markdown(header, body),
+        "4 query heads to a key head, bf16.",
+        source(document, "divided groups"),
+    )
 
 
 def in_turns(document: Document) -> str:
@@ -422,17 +409,16 @@ def intervals(document: Document, which: str, other: str) -> dict[int, tuple[Row
 
 
 def of_documents(document: Document) -> str:
-    """Interval masks against the same documents as packed sequences, a line for each shape."""
-    found = intervals(document, "documents", "packed")
+    """Interval masks against the same documents as packed sequences, by their mean length."""
+    found = intervals(document, "documents", "packed").values()
     body = []
-    for row, ratios in sorted(found.values(), key=lambda x: x[0]["mean"]):
-        kind = "causal" if row["causal"] else "not causal"
-        about = f"D={row['head_dim']}, {kind}, {row['heads'] // row['group']} key heads"
-        body.append([f"mean {row['mean']}, {about}", *(f"{x:.2f}" for x in ratios)])
-    means = map(statistics.geometric_mean, zip(*(ratios for _, ratios in found.values())))
-    body.append(["geometric mean", *(f"{x:.2f}" for x in means)])
+    for mean in (*sorted({row["mean"] for row, _ in found}), None):
+        chosen = [ratios for row, ratios in found if mean in (None, row["mean"])]
+        name = f"mean {mean}" if mean else f"all {len(chosen)} shapes"
+        body.append([name, *map(spread, zip(*chosen))])
     header = ["documents", *(f"{version}, {way}" for version, way in SERVED)]
-    return ended(markdown(header, body), source(document, "interval masks"))
+    about = source(document, "interval masks")
+    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
 
 
 def of_prompts(document: Document) -> str:
@@ -485,14 +471,11 @@ def random_dense(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "headline": partial(rates, suite="table", wanted=is_headline),
     "headline backward": partial(rates, suite="backward", wanted=is_headline),
-    "prefill": partial(rates, suite="table"),
-    "backward": partial(rates, suite="backward"),
+    "prefill": partial(rates, suite="table", wanted=is_shown),
+    "backward": partial(rates, suite="backward", wanted=is_shown),
     "against peers backward": partial(summary, suite="backward"),
     "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
-    "ablation": ablation,
-    "ablation fp8": partial(ablation, suite="ablation fp8", peer="cudnn fp8"),
-    "ablation backward": partial(ablation, suite="ablation backward"),
     "worth fa3": partial(worth, version="fa3"),
     "worth fa4": partial(worth, version="fa4"),
     "fp8": fp8,
@@ -503,9 +486,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "several gpus": several_gpus,
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": partial(divided_groups, suite="divided groups"),
-    "divided groups of 192 dims": partial(divided_groups, suite="divided groups, 192"),
-    "wide divided groups": partial(divided_groups, suite="divided groups, wide"),
+    "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,
     "random lengths": random_lengths,

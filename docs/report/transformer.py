@@ -4,14 +4,10 @@ from functools import partial
 from statistics import geometric_mean
 
 from docs.report.tables import ended, markdown, pivot, provenance, rate, source
-from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     Document,
     any_row,
-    label,
     lines,
-    mask,
-    names,
     ratio,
     rows_of,
 )
@@ -25,9 +21,9 @@ def compared(own, other, form="{:.2f}", times="{:.2f}", inverse=False):
     return form.format(own) + (f" ({ratio} x)" if ratio else "")
 
 
-def processes(document: Document, suite: str = "processes") -> str:
+def processes(document: Document) -> str:
     """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
-    found = lines(document, suite, "what", by="gpus")
+    found = lines(document, "processes", "what", by="gpus")
     sizes = sorted({gpus for rows in found.values() for gpus in rows})
     groups = {}
     for what, rows in found.items():
@@ -43,7 +39,7 @@ def processes(document: Document, suite: str = "processes") -> str:
     return ended(
         pivot("tokens per second", groups, sizes, cell, titles),
         "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median.",
-        source(document, suite),
+        source(document, "processes"),
     )
 
 
@@ -64,26 +60,6 @@ def grpo_step(document: Document) -> str:
         pivot("seconds (times ours)", groups, ("ours", "TRL", "TRL-bf16"), cell, titles),
         "64 problems, 16 answers each, on one GPU.",
         source(document, "grpo step", "trl", "transformers"),
-    )
-
-
-def layer(document: Document) -> str:
-    """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
-    rows = {row["version"]: row for row in rows_of(document, "layer")}
-    everyone = names(document, "layer")
-    base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
-    median, spread = ["median"], ["fastest and slowest round"]
-    for name in everyone:
-        times, seconds = rows[name]["times"], rows[name]["seconds"]
-        median.append(compared(1e3 * seconds, name not in PEERS and 1e3 * base, inverse=True))
-        spread.append(f"{1000 * min(times):.2f}, {1000 * max(times):.2f}")
-    row, protocol = rows[everyone[0]], document["suites"]["layer"]["protocol"]
-    return ended(
-        markdown(["milliseconds (ratio to torch's best)", *map(label, everyone)], [median, spread]),
-        f"(B, S, H, D) = ({row['B']}, {row['S']}, {row['H']}, {row['D']}), {mask(row)}, bf16; "
-        f"{protocol['rounds']} rounds in which the competitors take turns, "
-        f"{protocol['steps']} calls each.",
-        source(document, "layer"),
     )
 
 
@@ -155,15 +131,15 @@ def rounding(document: Document) -> str:
     return ended(markdown(header, body), "4096 x 4096 outputs in bf16.", about)
 
 
-def generation(document: Document, compared_only: bool = False) -> str:
-    """Generation: tokens per second, milliseconds of a step, and those of others.
+def generation(document: Document, larger: bool = False) -> str:
+    """Generation: tokens per second, milliseconds of a step, and those of others, at the shapes at
+    which transformers was timed, too; the figure has the others.
 
     The ratios are to compiled steps, because a user who wants speed compiles.
 
     Args:
         document: of which the suite "generate" is shown.
-        compared_only: show only the larger models (of 1 and 8 billion weights), at the shapes at
-            which transformers was timed, too.
+        larger: show only the models of 1 and 8 billion weights.
     """
     titles = {
         "torch compiled": "torch alone, compiled as in gpt-fast: ms a step (times ours)",
@@ -176,9 +152,9 @@ def generation(document: Document, compared_only: bool = False) -> str:
         for place, rows in lines(
             document, "generate", lambda row: tuple(row[key] for key in keys), by="contestant"
         ).items()
-        if not compared_only or place[0].startswith("llama")
+        if not larger or place[0].startswith("llama")
     }
-    found = {place: rows for place, rows in found.items() if len(rows) > compared_only}
+    found = {place: rows for place, rows in found.items() if len(rows) > 1}
     known = [x for x in titles if any(x in rows for rows in found.values())]
     body = []
     for (case, batch, prompt), rows in found.items():
@@ -209,8 +185,11 @@ def generation(document: Document, compared_only: bool = False) -> str:
 
 
 def shipped_models(document: Document) -> str:
-    """The share of right greedy replies of each shipped model, by kind of question."""
+    """The share of right greedy replies of each shipped model, by kind of question; not of those
+    that both answer rightly.
+    """
     found = lines(document, "shipped models", "asked", by="model")
+    found = {kind: x for kind, x in found.items() if not kind.startswith(("beyond", "sorting"))}
     models = dict.fromkeys(model for rows in found.values() for model in rows)
 
     def cell(rows: dict, column: str) -> str | None:
@@ -228,17 +207,13 @@ def shipped_models(document: Document) -> str:
 
 TABLES = {
     "processes": processes,
-    "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
-    "layer": layer,
     "training step": training_step,
     "trainers": trainers,
     "gemm": partial(products, suite="gemm", base="cuBLAS"),
-    "gemm swiglu": partial(products, suite="gemm swiglu", base="torch"),
     "norm gemm": partial(products, suite="norm gemm", base="cuBLAS alone"),
-    "norm gemm swiglu": partial(products, suite="norm gemm swiglu", base="cuBLAS alone"),
     "norm gemm numerics": rounding,
     "generate": generation,
     "shipped models": shipped_models,
-    "headline generate": partial(generation, compared_only=True),
+    "headline generate": partial(generation, larger=True),
 }

@@ -2,7 +2,7 @@
 
 from docs.report.tables import ended, markdown, rate, source, where
 from flash_versions import VERSIONS
-from flash_versions.bench.results import Document, Row, label, lines, ratio
+from flash_versions.bench.results import Document, label, lines, ratio
 
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")
@@ -69,40 +69,4 @@ def switched_off(document: Document) -> str:
     )
 
 
-KERNELS = {
-    ("fa1", "forward"): "FA1 forward",
-    ("fa1", "backward"): "FA1 backward",
-    ("fa2", "forward"): "FA2 forward",
-    ("fa2", "dkdv"): "FA2 dK, dV",
-    ("fa2", "dq"): "FA2 dQ",
-}
-
-
-def tiles(document: Document) -> str:
-    """The tiles that are chosen for GPUs on which nothing was timed, by kernel and architecture,
-    and what the compiler makes of them.
-    """
-    keys = ("version", "kernel", "head_dim")
-    found = lines(document, "tiles", lambda row: tuple(row[key] for key in keys), by="arch")
-    body = [
-        [f"{name}, D={head_dim}", *map(tile, found[*kernel, head_dim].values())]
-        for head_dim in (64, 128, 256)
-        for kernel, name in KERNELS.items()
-    ]
-    return ended(
-        markdown(["", *next(iter(found.values()))], body),
-        "Queries x keys, warps, stages; below, registers of a thread, KiB of shared memory, and "
-        "programs that run on an SM at the same time. * where a loop accesses spilled registers. "
-        f"Causal, bf16; compiled by Triton {document['suites']['tiles']['machine']['triton']}.",
-    )
-
-
-def tile(row: Row) -> str:
-    """A configuration and its figures."""
-    queries, keys = row["tile"]
-    config = f"{queries} x {keys}, {row['num_warps']}, {row['num_stages']}"
-    figures = f"{row['registers']}, {row['shared'] / 1024:.0f}, {row['programs']}"
-    return f"{config}{'*' if any(row['spills']) else ''}<br>{figures}"
-
-
-TABLES = {"hook": hook, "steps": steps, "fa4 on hopper": switched_off, "tiles": tiles}
+TABLES = {"hook": hook, "steps": steps, "fa4 on hopper": switched_off}

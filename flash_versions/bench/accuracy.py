@@ -1,5 +1,4 @@
-"""The errors of FP8 attention against exact attention of the unquantised inputs:
-`python -m flash_versions.bench.accuracy --out docs/results/fp8/h200-accuracy.json`.
+"""The errors of FP8 attention against exact attention of the unquantised inputs.
 
 The error budget (`budget.py`) asks whether a kernel is right for the inputs that it gets, so it
 takes the quantised inputs as exact. This module asks what a caller loses who passes bf16 tensors
@@ -16,17 +15,13 @@ errors: rows in which one key outweighs all others and the wrong key wins. The m
 counts every query alike.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from flash_versions import VERSIONS, attention
-from flash_versions.bench.document import new_document, save
+from flash_versions import attention
 from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
@@ -40,8 +35,6 @@ DISTRIBUTIONS = ("gaussian", "outliers", "paper")
 HEAD_DIMS = (64, 128)
 SHARE = 0.001  # of the entries that are outliers
 ORACLE_ROWS = 512  # queries of a head that the oracle computes
-# Tokens, heads, and those of them that the oracle computes; simulated, they take a minute.
-SIZES = {"cuda": (8192, 16, 4), "cpu": (512, 2, 2)}
 
 Row = dict[str, Any]
 
@@ -112,49 +105,3 @@ def measure(version: str, size: tuple[int, int, int], device: str, seed: int = 0
             o = attention(q, k, v, version=version, precision=precision)
             found = errors(o[:, rows, :judged], exact)
             yield {"distribution": distribution, "D": head_dim, "scheme": scheme, **found}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print and write; returns the exit code."""
-    made = argparse.ArgumentParser(
-        prog="python -m flash_versions.bench.accuracy",
-        description="errors of FP8 attention against fp64 attention of the unquantised inputs",
-    )
-    add = made.add_argument
-    add("--out", type=Path, help="the JSON file to write (none)")
-    add("--version", choices=VERSIONS, default="fa3", help="whose FP8 kernel runs (fa3)")
-    add("--device", choices=("cuda", "cpu"), help="where to run (cuda if it can)")
-    add("--length", type=int, help="tokens of the sequence (8192; simulated 512)")
-    add("--seed", type=int, default=0, help="of the inputs")
-    options = made.parse_args(arguments)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    length, heads, judged = SIZES[device]
-    if options.length is not None:
-        if options.length < 1:
-            made.error(f"--length {options.length}: a sequence has at least one token")
-        length = options.length
-    if device == "cpu":
-        sys.stderr.write(
-            f"simulated on the CPU: {length} tokens, {heads} heads; a GPU measures 8192 tokens\n"
-        )
-    oracle = f"fp64, {min(ORACLE_ROWS, length)} queries of {judged} heads, all keys"
-    what = {"version": options.version, "S": length, "H": heads, "oracle": oracle}
-    document = new_document(device, what=what | {"seed": options.seed})
-    try:
-        for row in measure(options.version, (length, heads, judged), device, options.seed):
-            document["rows"].append(row)
-            numbers = "  ".join(f"{name} {row[name]:.4f}" for name in ("rmse", "mean", "row"))
-            about = f"{row['distribution']:9} D={row['D']:<4} {row['scheme']:15}"
-            sys.stdout.write(f"{about} {numbers}\n")
-            sys.stdout.flush()
-    except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    if options.out is not None:
-        save(document, options.out)
-        sys.stderr.write(f"wrote {options.out}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,16 +6,12 @@ A kernel is timed only if its output is within its error budget. Each call is a 
 between two events after the L2 cache was overwritten; the time is the median over the rounds.
 """
 
-import re
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,38 +37,6 @@ class DeviceLostError(RuntimeError):
 
 def unmarked(version: str, reason: str | None = None) -> None:
     """Do nothing: the `mark` of a measurement without a watchdog."""
-
-
-class Telemetry:
-    """Clock and power of the GPU, which nvidia-smi samples between `with` and its end; without
-    nvidia-smi nothing is sampled.
-    """
-
-    def __enter__(self) -> Self:
-        self.process, self.samples = None, tempfile.NamedTemporaryFile()
-        which = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        query = ["nvidia-smi", "-i", which, "--query-gpu=clocks.sm,power.draw"]
-        form = ["--format=csv,noheader,nounits", "-lms", "100"]
-        with suppress(OSError):
-            self.process = subprocess.Popen(query + form, stdout=self.samples)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
-
-    def text(self) -> str:
-        """A line for each sample: MHz, W."""
-        return Path(self.samples.name).read_text()
-
-    def since(self, length: int) -> dict[str, float]:
-        """Medians of the samples since the text had this length; {} if none has two numbers."""
-        found = re.findall(r"^(\d+), ([\d.]+)$", self.text()[length:], re.MULTILINE)
-        if not found:
-            return {}
-        clocks, watts = (statistics.median(map(float, values)) for values in zip(*found))
-        return {"sm_mhz": clocks, "watts": watts}
 
 
 def captured(prepare: Prepare) -> tuple[Launch, Tensors, float]:
@@ -182,7 +146,6 @@ def measure(
     rounds: int,
     mark: Mark = unmarked,
     lost: Mapping[str, str] | None = None,
-    telemetry: Telemetry | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of one shape, one for each competitor; see `in_graphs`.
 
@@ -192,7 +155,6 @@ def measure(
         rounds: how often each competitor is timed.
         mark: told what is about to run.
         lost: competitors not to try again, with the reason.
-        telemetry: clock and power are read from it.
     """
     torch.manual_seed(0)
     inputs = shape.inputs()
@@ -208,10 +170,7 @@ def measure(
             row["flops"] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
         refuse = partial(verify, one, shape, inputs, row)
         calls.append((row, partial(one.backward if is_backward else one.forward, *inputs), refuse))
-    began = len(telemetry.text()) if telemetry else 0
-    rows = in_graphs(calls, rounds, mark)
-    state = telemetry.since(began) if telemetry else {}
-    return [row | state for row in rows]
+    return in_graphs(calls, rounds, mark)
 
 
 def verify(

@@ -111,16 +111,6 @@ def ratio(group: dict[Any, Row], name: str, base: str) -> float | None:
     return own / other if own and other else None
 
 
-def loss_curves(document: Document, window: int) -> dict[str, list[list[float]]] | None:
-    """{version: [losses of each seed]}, a mean for each `window` steps; None if not measured."""
-    found: dict[str, list[list[float]]] = {}
-    for row in rows_of(document, "training curve"):
-        losses, starts = row["losses"], range(0, len(row["losses"]), window)
-        means = [statistics.fmean(losses[start : start + window]) for start in starts]
-        found.setdefault(row["version"], []).append(means)
-    return found or None
-
-
 def ablated(groups: Iterable[dict[str, Row]]) -> dict[str, dict[str, str]]:
     """{version: {name of a competitor: what is changed in it}}, of an ablation's rows."""
     found: dict[str, dict[str, str]] = {}

@@ -26,7 +26,6 @@ from flash_versions.bench.measure import (
     L2_FLUSH_BYTES,
     ROUNDS,
     DeviceLostError,
-    Telemetry,
     copy_bandwidth,
     measure,
 )
@@ -128,25 +127,24 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
         document["copy_tb_per_s"] = copy_bandwidth(rounds)
     began = time.monotonic()
     bar = progress_bar(len(todo), "shape", quiet)
-    with Telemetry() as telemetry:
-        for number, group in enumerate(todo, 1):
-            suite, shape = group
-            mark.place = place(group)
-            mark(None)
-            started, before = time.monotonic(), there[group]
-            lost = {row["version"]: row["reason"] for row in before if "reason" in row}
-            rows = measure(suite, shape, rounds, mark, lost, telemetry)
-            document["rows"] = [row for row in document["rows"] if row not in before] + rows
-            save_sorted(document, path)
-            now = time.monotonic()
-            left = (now - began) / number * (len(todo) - number)
-            line = f"[{number}/{len(todo)}] {suite} {shape}: {summary(rows)}"
-            if bar is not None:
-                bar.write(line, file=sys.stderr)
-                bar.update()
-            elif not quiet:
-                spent = f"{now - started:.1f} s; {now - began:.0f} s in all"
-                say(f"{line}  ({spent}, about {left:.0f} s left)")
+    for number, group in enumerate(todo, 1):
+        suite, shape = group
+        mark.place = place(group)
+        mark(None)
+        started, before = time.monotonic(), there[group]
+        lost = {row["version"]: row["reason"] for row in before if "reason" in row}
+        rows = measure(suite, shape, rounds, mark, lost)
+        document["rows"] = [row for row in document["rows"] if row not in before] + rows
+        save_sorted(document, path)
+        now = time.monotonic()
+        left = (now - began) / number * (len(todo) - number)
+        line = f"[{number}/{len(todo)}] {suite} {shape}: {summary(rows)}"
+        if bar is not None:
+            bar.write(line, file=sys.stderr)
+            bar.update()
+        elif not quiet:
+            spent = f"{now - started:.1f} s; {now - began:.0f} s in all"
+            say(f"{line}  ({spent}, about {left:.0f} s left)")
     if bar is not None:
         bar.close()
     mark.clear()

@@ -148,9 +148,8 @@ class Case:
                 changed = Path(folder, f"repair_{number}.py")
                 changed.write_text(text)
                 try:
-                    function = self.load(str(changed))
                     for case in (self, *others):
-                        case.check(function, str(changed))
+                        case.check(case.load(str(changed)), str(changed))
                     return [said]
                 except Exception:  # some lines of a file need not be Python
                     if process_time() > end:

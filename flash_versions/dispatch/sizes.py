@@ -113,7 +113,7 @@ def tile_for(needs: Needs, rows: int, request: Request) -> LaunchConfig:
     """The tile of `rows` rows or fewer in the place of block_q, and the block in that of block_kv.
 
     It is the first one whose numbers fit the registers and whose operands fit the shared memory.
-    Nothing was timed for it: docs/understand/measuring.md shows what the compiler makes of it.
+    Nothing was timed for it, see docs/understand/measuring.md.
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.precision import GATHERED, Quantized, is_fp8
+from flash_versions.dispatch.precision import GATHERED, Fp8, Quantized, is_fp8
 from flash_versions.dispatch.request import INTERVALS, Request
 from flash_versions.dispatch.sizes import padded_head_dim
 
@@ -77,6 +77,8 @@ class Version:
             are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
             are read. `forward` may choose a faster kernel. None for a version without FP8.
         fp8_variants: forward_quantized with one thing changed, by name.
+        inexact: why its rows depend on other rows, a part of a sentence; None if it serves calls
+            that ask for batch_invariant.
     """
 
     name: str
@@ -93,12 +95,19 @@ class Version:
     backward_variants: Mapping[str, Backward] = field(default_factory=dict)
     forward_quantized: ForwardQuantized | None = None
     fp8_variants: Mapping[str, ForwardQuantized] = field(default_factory=dict)
+    inexact: str | None = "its sums follow the shape of the call"
 
     def unsupported(self, request: Request) -> str | None:
         """Why this version cannot serve the request, as a sentence, or None: the one source of that
         answer.
         """
         reason = self.limits(request)
+        if reason is None and request.batch_invariant:
+            reason = invariance_limits(request)
+            if self.inexact:
+                reason = (
+                    f"batch_invariant=True is not possible: {self.inexact}; use 'fa2' or later."
+                )
         return reason and f"version {self.name!r}: {reason}"
 
 
@@ -130,7 +139,7 @@ def choose_version(name: str | Version, request: Request) -> Version:
         version = name
     elif name == "auto":
         for version in reversed(VERSIONS.values()):
-            if version.limits(request) is None:
+            if version.unsupported(request) is None:
                 return version
         version = next(reversed(VERSIONS.values()))
     else:
@@ -186,6 +195,22 @@ def wide_limits(request: Request) -> str | None:
         f"q has head_dim {q.shape[3]} and v {v.shape[3]} in {q.dtype} and an input requires grad, "
         f"for which the GPU has too little shared memory; 16 bits work, or 256 in one of them."
     )
+
+
+def invariance_limits(request: Request) -> str | None:
+    """What no kernel computes row by row, whatever the neighbours of a row are."""
+    given: str | None = None
+    if request.dropout_p > 0:
+        given, why = f"dropout_p={request.dropout_p}", "its draws count the sequences of the batch"
+    elif request.num_splits is not None:
+        given, why = f"num_splits={request.num_splits}", "splits have a fixed size in its place"
+    elif request.precision is not None and not is_fp8(request.q):
+        given, why = f"precision={request.precision!r}", "a scale is that of many rows"
+    elif request.precision is not None and Fp8.parse(request.precision).scales == "block":
+        given, why = "a scale for each block", "a row's sum counts in the largest of all keys"
+    if given is None:
+        return None
+    return f"{given} is not possible with batch_invariant=True: {why}; leave one of them out."
 
 
 def fp8_limits(request: Request) -> str | None:

@@ -52,6 +52,7 @@ def flash_attn_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    batch_invariant: bool = False,
     version: str = "auto",
 ) -> Output:
     """Attention of sequences of one length.
@@ -82,6 +83,7 @@ def flash_attn_func(
         k_descale: the same of k.
         v_descale: the same of v.
         s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
+        batch_invariant: a row's bits do not depend on other rows; see `attention`.
         version: which kernels.
 
     Returns:
@@ -108,6 +110,7 @@ def flash_attn_func(
         k_descale=k_descale,
         v_descale=v_descale,
         s_aux=s_aux,
+        batch_invariant=batch_invariant,
         version=version,
     )
 
@@ -177,6 +180,7 @@ def flash_attn_varlen_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    batch_invariant: bool = False,
     version: str = "auto",
 ) -> Output:
     """Attention of sequences of any lengths, packed without padding.
@@ -245,6 +249,7 @@ def flash_attn_varlen_func(
         k_descale=k_descale,
         v_descale=v_descale,
         s_aux=s_aux,
+        batch_invariant=batch_invariant,
         version=version,
     )
     if used is None:

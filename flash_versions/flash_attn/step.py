@@ -41,6 +41,7 @@ def flash_attn_with_kvcache(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    batch_invariant: bool = False,
     version: str = "auto",
 ) -> Output:
     """One step of decoding: append to a cache in place, then attend to all of it.
@@ -157,6 +158,7 @@ def flash_attn_with_kvcache(
         k_descale=k_descale,
         v_descale=v_descale,
         s_aux=s_aux,
+        batch_invariant=batch_invariant,
         cu_seqlens_q=cu_seqlens_q,
         kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
         kv_starts=cache_leftpad,

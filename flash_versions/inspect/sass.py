@@ -1,13 +1,13 @@
 """Reading SASS, what a GPU executes: its instructions, its loops, and the order of events in them.
 
-The listing is nvdisasm's. Loops are found in the control flow and not by backward jumps: ptxas puts
-code that is rarely run, such as the retries of a wait, behind the end of the kernel.
+The listing is nvdisasm's.
 """
 
 import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,7 @@ import triton
 
 MATRIX_PRODUCTS = ("HGMMA", "QGMMA", "HMMA", "QMMA", "UTCHMMA", "UTCQMMA")
 LOCAL_MEMORY = ("LDL", "STL")  # where spilled registers go
-JUMPS = ("BRA", "BRX", "JMP")
-ENDS = ("EXIT", "RET", "BRX", "JMP")  # nothing follows, if unconditional; nor after BRA
+ENDS = ("EXIT", "RET")
 EVENTS = {  # beginning of an opcode -> what it is called in a hot loop's events
     "MUFU": None,
     "LDL": None,
@@ -57,7 +56,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class HotLoop:
-    """An innermost loop that multiplies matrices; the instructions in the order of addresses."""
+    """An innermost loop; the instructions in the order of addresses."""
 
     instructions: tuple[Instruction, ...]
 
@@ -121,119 +120,33 @@ def parse(listing: str) -> tuple[list[Instruction], dict[str, int]]:
     return instructions, labels
 
 
-def control_flow(instructions: list[Instruction], labels: dict[str, int]) -> list[list[int]]:
-    """The instructions that may follow each instruction."""
-    following = []
-    for i, (predicate, _, operands) in enumerate(instructions):
-        name = instructions[i].name
-        targets = []
-        if name in JUMPS:
-            targets = [labels[label] for label in re.findall(r"\.L_\w+", operands)]
-        conditional = bool(predicate) or re.match(r"!?U?P\d", operands)
-        if name not in (*ENDS, "BRA") or conditional:
-            targets.append(i + 1)
-        following.append([target for target in targets if target < len(instructions)])
-    return following
+def innermost_loops(listing: str, wanted: Callable[[HotLoop], bool]) -> list[HotLoop]:
+    """The loops of a listing that are wanted and have no other such loop in them, in the order of
+    addresses: from a head to the last jump back to it.
 
-
-def loops(following: list[list[int]]) -> dict[int, set[int]]:
-    """The natural loops of a control flow: their instructions by their head, the one way in."""
-    before: list[list[int]] = [[] for _ in following]
-    for i, targets in enumerate(following):
-        for target in targets:
-            before[target].append(i)
-    order = postorder(following)
-    rank = {node: place for place, node in enumerate(order)}
-    dominator = immediate_dominators(order, rank, before)
-    bodies: dict[int, set[int]] = {}
-    for tail in order:
-        for head in following[tail]:
-            # Only what comes later in postorder can dominate.
-            if rank[head] >= rank[tail] and dominates(head, tail, dominator):
-                body = bodies.setdefault(head, {head})
-                pending = [tail]
-                while pending:
-                    node = pending.pop()
-                    if node not in body:
-                        body.add(node)
-                        pending += [node for node in before[node] if node in rank]
-    return bodies
-
-
-def postorder(following: list[list[int]]) -> list[int]:
-    """The instructions that can be reached from the first, each after those that it leads to."""
-    if not following:
-        return []
-    order: list[int] = []
-    seen = {0}
-    path = [(0, iter(following[0]))]
-    while path:
-        node, targets = path[-1]
-        for target in targets:
-            if target not in seen:
-                seen.add(target)
-                path.append((target, iter(following[target])))
-                break
-        else:
-            order.append(node)
-            path.pop()
-    return order
-
-
-def immediate_dominators(
-    order: list[int], rank: dict[int, int], before: list[list[int]]
-) -> dict[int, int]:
-    """For each instruction the last that every path to it passes; of the first, itself.
-
-    Source: Cooper, Harvey and Kennedy 2001, A Simple, Fast Dominance Algorithm.
+    A jump back over the end of the kernel makes no loop: it comes from code that is rarely run,
+    such as the retries of a wait, which ptxas puts behind that end.
     """
-    dominator = {0: 0}
-    changed = True
-    while changed:
-        changed = False
-        for node in reversed(order):
-            if node == 0:
-                continue
-            known = [other for other in before[node] if other in dominator]
-            common = known[0]
-            for other in known[1:]:
-                while common != other:
-                    if rank[common] < rank[other]:
-                        common = dominator[common]
-                    else:
-                        other = dominator[other]
-            if dominator.get(node) != common:
-                dominator[node] = common
-                changed = True
-    return dominator
-
-
-def dominates(node: int, other: int, dominator: dict[int, int]) -> bool:
-    """Whether every path to `other` passes `node`."""
-    while other not in (node, 0):
-        other = dominator[other]
-    return other == node
+    instructions, labels = parse(listing)
+    ends = [i for i, x in enumerate(instructions) if x.name in ENDS and not x.predicate]
+    last: dict[int, int] = {}
+    for i, instruction in enumerate(instructions):
+        if instruction.name == "BRA":
+            for head in (labels[x] for x in re.findall(r"\.L_\w+", instruction.operands)):
+                if head <= i and not any(head <= end < i for end in ends):
+                    last[head] = i
+    loops = {(x, y): HotLoop(tuple(instructions[x : y + 1])) for x, y in sorted(last.items())}
+    loops = {place: loop for place, loop in loops.items() if wanted(loop)}
+    return [
+        loop
+        for (first, final), loop in loops.items()
+        if sum(first <= x and y <= final for x, y in loops) == 1
+    ]
 
 
 def find_hot_loops(listing: str) -> list[HotLoop]:
-    """The innermost loops of a listing that multiply matrices, in the order of addresses.
-
-    What lies behind a loop's last jump to its head is left out: retries, which ptxas moved there.
-    """
-    instructions, labels = parse(listing)
-    following = control_flow(instructions, labels)
-    hot = {
-        head: body
-        for head, body in loops(following).items()
-        if any(instructions[i].name in MATRIX_PRODUCTS for i in body)
-    }
-    found = []
-    for head, body in sorted(hot.items()):
-        if any(other < body for other in hot.values()):
-            continue
-        last = max(i for i in body if head in following[i])
-        found.append(HotLoop(tuple(instructions[i] for i in sorted(body) if i <= last)))
-    return found
+    """The innermost loops of a listing that multiply matrices."""
+    return innermost_loops(listing, lambda x: any(x.opcodes[name] for name in MATRIX_PRODUCTS))
 
 
 def disassemble(cubin: bytes) -> str:

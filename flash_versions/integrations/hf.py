@@ -84,6 +84,7 @@ def attend(
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     deterministic: bool | None = None,
+    batch_invariant: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function.
@@ -104,6 +105,7 @@ def attend(
         cu_seq_lens_q: the batch, flattened, is packed sequences of queries.
         cu_seq_lens_k: the same for keys; None: as the queries'.
         deterministic: True as in `attention`; False, transformers' default, is None there.
+        batch_invariant: as in `attention`; a model hands it on from its own call.
         others: what models pass along; refused unless it is known to be without effect.
 
     Returns:
@@ -160,6 +162,7 @@ def attend(
         "sink": s_aux,
         "dropout_p": dropout,
         "deterministic": deterministic or None,
+        "batch_invariant": bool(batch_invariant),
         "version": version,
     }
     if seen.cu_seqlens_q is None:

@@ -11,6 +11,7 @@ context is open, and belongs to the thread that opened it. torch.compile works i
 context, but nn.MultiheadAttention breaks the graph.
 """
 
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -22,13 +23,16 @@ from flash_versions.integrations import unit_stride
 from flash_versions.versions.api import BASELINES, EXPLICIT, VERSIONS, attention
 
 
-def use_for_sdpa(version: str = "auto", otherwise: str = "raise") -> TorchFunctionMode:
+def use_for_sdpa(
+    version: str = "auto", otherwise: str = "raise", batch_invariant: bool = False
+) -> TorchFunctionMode:
     """A context in which torch's attention runs the kernels of a version.
 
     Args:
         version: as in `attention`.
         otherwise: what becomes of a call that the version cannot serve, above all one with an
             attn_mask: "raise" a ValueError, or run it with "torch".
+        batch_invariant: as in `attention`.
 
     Returns:
         A context manager; contexts nest, and the innermost counts.
@@ -41,15 +45,17 @@ def use_for_sdpa(version: str = "auto", otherwise: str = "raise") -> TorchFuncti
         raise ValueError(f"version={version!r} is unknown; there are {', '.join(known)}.")
     if otherwise not in ("raise", "torch"):
         raise ValueError(f"otherwise={otherwise!r} is unknown; there are 'raise' and 'torch'.")
-    return SdpaMode(version, otherwise)
+    return SdpaMode(version, otherwise, batch_invariant)
 
 
 class SdpaMode(TorchFunctionMode):
     """See `use_for_sdpa`."""
 
-    def __init__(self, version: str, otherwise: str):
+    def __init__(self, version: str, otherwise: str, batch_invariant: bool):
         super().__init__()
-        self.version = version
+        self.function = partial(
+            scaled_dot_product_attention, version=version, batch_invariant=batch_invariant
+        )
         self.otherwise = otherwise
 
     def __torch_function__(
@@ -74,9 +80,7 @@ class SdpaMode(TorchFunctionMode):
             torch._C.DisableTorchFunction()
         ):  # no outer context takes what this one leaves to torch
             try:
-                return scaled_dot_product_attention(
-                    query, key, value, *args, **kwargs, version=self.version
-                )
+                return self.function(query, key, value, *args, **kwargs)
             except ValueError:
                 if self.otherwise == "raise":
                     raise
@@ -94,6 +98,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     version: str = "auto",
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """torch's function of that name by one of our versions.
 
@@ -107,6 +112,7 @@ def scaled_dot_product_attention(
         scale: as in `attention`.
         enable_gqa: heads may be a multiple of kv_heads.
         version: as in `attention`.
+        batch_invariant: as in `attention`.
 
     Returns:
         o: (..., heads, M, head_dim_v).
@@ -142,6 +148,9 @@ def scaled_dot_product_attention(
     if is_causal:
         k, v = k[:, :q_length], v[:, :q_length]  # no query sees a key after the last query
         window = (None, max(0, q_length - kv_length))
-    o = attention(q, k, v, window=window, scale=scale, dropout_p=dropout_p, version=version)
+    o = attention(
+        q, k, v, window=window, scale=scale, dropout_p=dropout_p, version=version,
+        batch_invariant=batch_invariant
+    )  # fmt: skip
     o = o.transpose(1, 2).unflatten(0, lead)
     return o[(0,) * (4 - max(x.dim() for x in given))]

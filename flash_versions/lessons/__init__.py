@@ -18,6 +18,7 @@ of `attention`, with the backward of its own file, or FA2's engine where it has 
 The kernels in `flash_versions.versions` have the same steps and every option of `attention`.
 """
 
+import ast
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +45,13 @@ def load_lesson(name: str) -> Version:
 def file_of(name: str) -> Path:
     """The file of a lesson."""
     return Path(__file__).with_name(f"{name}.py")
+
+
+def code_of(name: str) -> str:
+    """The code of a lesson, without its docstring and the lines by which it checks itself."""
+    text = file_of(name).read_text()
+    lines = text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :]
+    return "".join(lines).partition("\n\nif __name__")[0]
 
 
 def version_name(name: str) -> str:

@@ -6,7 +6,6 @@ there are compared, too.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from flash_versions.checker.observe import Fault, called, refusal
 from flash_versions.dispatch.autograd.compute import run_backward, run_forward
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import EXPLICIT, Version
+from flash_versions.lessons import code_of
 from flash_versions.mine.mistakes import find_mistake
 from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -23,7 +23,18 @@ from flash_versions.versions.from_file import load_version
 from flash_versions.versions.oracle import suite
 from flash_versions.versions.oracle.budget import Accuracy, assess_request, in_dtype, plain_pytorch
 
-START = Path(__file__).with_name("start.py")  # what `new` writes
+# What `new` writes.
+START = f'''"""Attention of mine, from the lesson `fa2`. Change what you like, and check it.
+
+python -m flash_versions.mine check    is it right? A wrong result is explained
+
+FEATURES says what `forward` can do: any of causal, window, softcap, alibi_slopes, sink, dropout_p,
+kv_lengths, cu_seqlens, kv_starts, block_table, query_intervals, grouped_heads (fewer key heads than
+query heads), head_dim_v (values wider or narrower than keys) and precision (FP8). Others are
+refused. A `backward(request, o, lse, do, dlse)` that returns dq, dk, dv may follow. Without one,
+training uses that of FA2, which is right only for the scores that the request describes.
+"""
+{code_of("fa2")}'''
 
 
 class Outcome(NamedTuple):
@@ -66,8 +77,7 @@ def find_faults(
     `searches`, lines of the file that `new` writes are tried in the place of the version's.
     """
     call = Call(request, version.backward is not fa2_backward.backward, of_lse)
-    solution = START.read_text() if searches else ""
-    return call.explained(call.run_by(version), version.source, solution)
+    return call.explained(call.run_by(version), version.source, START if searches else "")
 
 
 class Call(Case):

@@ -1,6 +1,6 @@
 """`python -m flash_versions.mine`: an attention of your own, from an empty folder to a ranking.
 
-new [FOLDER]      writes FOLDER/mine.py, attention in one kernel, to be changed
+new [FOLDER]      writes FOLDER/mine.py, the lesson fa2, to be changed
 check [FILE]      is it right? The equivalence suite's cases, and why a result is wrong
 inspect [FILE]    instructions per score, registers and spills next to FA1 to FA4; needs no GPU
 bench [FILE]      times it next to FA1 to FA4, on a GPU
@@ -30,7 +30,7 @@ RANKED = ("sm_80", "sm_90", "sm_100")
 def run_new(options: argparse.Namespace) -> int:
     """Write the file; one that is there stays."""
     file = options.folder / FILE
-    write_new(file, START.read_text(), "give another folder, or move it away")
+    write_new(file, START, "give another folder, or move it away")
     say(
         f"wrote {file}. Next:\n  python -m flash_versions.mine check {file}\n"
         f"  python -m flash_versions.mine inspect {file}\n"
@@ -59,7 +59,7 @@ def run_check(options: argparse.Namespace) -> int:
         for fault in outcome.faults if len(wrong) <= EXPLAINED else ():
             say(f"       {fault}")
     tried = len(right) + len(wrong)
-    say(f"{len(right)} of {tried} cases are right; {refused} need what is not in FEATURES.")
+    say(f"{len(right)} of {tried} cases are right; {refused} were not taken.")
     if said := common_property(wrong, right) if wrong else last_word(version):
         say(said)
     return int(bool(wrong or said) or not tried)

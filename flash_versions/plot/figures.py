@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -29,7 +28,6 @@ from flash_versions.bench.results import (
     ablation_ratios,
     any_row,
     label,
-    loss_curves,
     mask,
     names,
     rate_of,
@@ -38,13 +36,6 @@ from flash_versions.bench.results import (
     shapes,
 )
 from flash_versions.plot.timeline import draw_timeline, timeline_data
-from flash_versions.plot.transformer import (
-    draw_generation,
-    draw_products,
-    generation_data,
-    products_data,
-)
-from flash_versions.versions.api import VERSIONS
 
 FIGURES = ROOT / "docs" / "figures"
 
@@ -68,7 +59,6 @@ PEER_STYLES = {
 }
 # A version keeps its colour in FP8 and in order; line and marker tell the variants apart.
 VARIANT_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">"), "deterministic": (":", "d")}
-WINDOW = 10  # steps that a loss is a mean of: batches differ more than versions do
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -125,29 +115,6 @@ def memory_data(document: Document) -> Panels | None:
     """Peak memory over S; the mask makes no difference to anyone's but plain PyTorch's."""
     panels = lines_over_length(document, "table", peak_memory) or {}
     return {name: lines for name, lines in panels.items() if name.endswith("full")} or None
-
-
-def roofline_data(document: Document) -> Panels | None:
-    """{head dim: {competitor: [(FLOP per byte, TFLOP/s)]}}: prefill without a mask, and decoding,
-    which reads all of K and V for one query.
-    """
-    panels: Panels = {}
-    for suite in ("decode", "table"):
-        about = document["suites"].get(suite)
-        if about and "H200" not in about["machine"]["gpu"]:
-            continue
-        for group in shapes(document, suite).values():
-            row = any_row(group)
-            if row["causal"] or (suite == "decode" and row["B"] > 1):  # the same point of the axis
-                continue
-            bytes_ = 4 * row["B"] * row["D"] * (row["M"] * row["H"] + row["N"] * row["Hkv"])
-            flops = 4 * row["B"] * row["H"] * row["M"] * row["N"] * row["D"]
-            lines = panels.setdefault(f"D={row['D']}", {})
-            for name, one in group.items():
-                if "ms_p50" in one and not name.endswith(" unsplit"):
-                    point = (flops / bytes_, flops / one["ms_p50"] / 1e9)
-                    lines.setdefault(name, []).append(point)
-    return {k: v for k, v in sorted(panels.items(), key=lambda p: int(p[0][2:])) if v} or None
 
 
 def style_of(name: str, versions: list[str]) -> dict[str, Any]:
@@ -264,60 +231,6 @@ def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
     return figure
 
 
-def draw_roofline(panels: Panels) -> Figure:
-    """A panel for each head dim, with the roofs of memory, tensor cores and exponentials."""
-    versions = list(dict.fromkeys(n for lines in panels.values() for n in lines if n not in PEERS))
-    figure, axes = grid(len(panels), 3)
-    for ax, (panel, lines) in zip(axes, panels.items()):
-        exp2 = exp2_roof(int(panel[2:]))
-        serial = 1 / (1 / TENSOR_TFLOPS + 1 / exp2)
-        least, ridge, most = 1.0, TENSOR_TFLOPS / HBM_TB_PER_S, 30000.0
-        roof = [least * HBM_TB_PER_S, TENSOR_TFLOPS, TENSOR_TFLOPS]
-        ax.plot([least, ridge, most], roof, color="black", linewidth=1, gid="roof")
-        roofs = {"tensor cores": TENSOR_TFLOPS, "exp2": exp2, "one after the other": serial}
-        for what, height in roofs.items():
-            ax.axhline(height, color="black", linewidth=0.7, linestyle=":", gid=what)
-        text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
-        ax.text(1.2, TENSOR_TFLOPS * 1.04, f"tensor cores {TENSOR_TFLOPS:.0f}", **text)
-        if exp2 > TENSOR_TFLOPS:
-            ax.text(1.2, exp2 * 1.04, f"exp2 {exp2:.0f}", **text)
-        else:
-            ax.text(14, TENSOR_TFLOPS * 1.04, "= exp2", **text)
-        ax.text(1.2, serial / 1.06, f"one after the other {serial:.0f}", **text | {"va": "top"})
-        ax.text(2, 2 * HBM_TB_PER_S * 1.5, f"HBM {HBM_TB_PER_S} TB/s", rotation=38, fontsize=7)
-        for name, points in lines.items():
-            style = style_of(name, versions) | {"linestyle": "none"}
-            ax.plot(*zip(*points), **style, gid=name, label=label(name))
-        ax.set(xscale="log", yscale="log", xlim=(least, most))
-        ax.set_xlabel("FLOP per byte of q, k, v and o")
-        ax.set_title(f"{panel} full", loc="left")
-        ax.legend(fontsize=7, frameon=False, loc="lower right")
-    axes[0].set_ylabel("TFLOP/s")
-    figure.suptitle("What the H200 allows, and what is reached", x=0.01, ha="left")
-    return figure
-
-
-def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
-    """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
-    ours = [name for name in curves if name != "sdpa"]
-    figure, axes = grid(len(ours), 2)
-    for ax, name in zip(axes, ours):
-        for one, colour in (("sdpa", "black"), (name, style_of(name, [*VERSIONS])["color"])):
-            losses = np.array(curves[one])
-            steps = WINDOW * np.arange(1, losses.shape[1] + 1)
-            low, high = losses.min(axis=0), losses.max(axis=0)
-            ax.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid=one)
-            ax.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.1, gid=one, label=one)
-        ax.set(xlabel="step", yscale="log")
-        ax.set_title(f"sdpa and {name}", loc="left")
-        ax.set_yticks([1, 2, 3, 4, 5], "12345")
-        ax.minorticks_off()
-        ax.legend(frameon=False)
-    axes[0].set_ylabel(f"loss of a token, mean of {WINDOW} steps")
-    figure.suptitle("Training from scratch: mean and range of the seeds", x=0.01, ha="left")
-    return figure
-
-
 def exp2_roof(head_dim: int) -> float:
     """TFLOP/s of attention if only the exponentials took time: one for each 4 head_dim FLOP."""
     return TENSOR_TFLOPS * EXP2_PER_TENSOR_FLOP * 4 * head_dim
@@ -358,16 +271,12 @@ PLOTS = {
     "timeline": Plot(
         "attention", lambda document: timeline_data(document.get("trace")), draw_timeline
     ),
-    "roofline": Plot("attention", roofline_data, draw_roofline),
-    "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
-    "products": Plot("transformer", products_data, draw_products),
-    "generation": Plot("transformer", generation_data, draw_generation),
 }
 
 
-def path_of(name: str) -> Path:
+def path_of(name: str, plot: Plot) -> Path:
     """Where a figure is."""
-    return FIGURES / PLOTS[name].folder / f"{name}.svg"
+    return FIGURES / plot.folder / f"{name}.svg"
 
 
 def digest(data: Any) -> str:
@@ -375,26 +284,31 @@ def digest(data: Any) -> str:
     return f"data {hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]}"
 
 
-def svg(name: str, data: Any) -> str:
+def svg(plot: Plot, data: Any) -> str:
     """A figure as SVG: the same text for the same data and the same matplotlib."""
     with mpl.rc_context(STYLE):
-        figure = PLOTS[name].draw(data)
+        figure = plot.draw(data)
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None, "Description": digest(data)}
         figure.savefig(buffer, format="svg", metadata=metadata)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def main() -> int:
-    """Redraw all figures; one whose data were not measured is removed. Returns the exit code."""
+def draw_all(plots: dict[str, Plot]) -> None:
+    """Draw figures anew; one whose data were not measured is removed."""
     document = read_results()
-    for name, plot in PLOTS.items():
-        path, data = path_of(name), plot.data(document)
+    for name, plot in plots.items():
+        path, data = path_of(name, plot), plot.data(document)
         if data is None:
             path.unlink(missing_ok=True)
             sys.stderr.write(f"{name}: nothing was measured to draw it from\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, svg(name, data))
+            write(path, svg(plot, data))
             sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
+
+
+def main() -> int:
+    """Draw all figures of attention anew; returns the exit code."""
+    draw_all(PLOTS)
     return 0

@@ -1,8 +1,11 @@
-"""A puzzle: one file of a group's folder, read as text, so that nothing of it runs here.
+"""A puzzle: a file, read as text, so that nothing of it runs here.
 
-The file is a solution. Its docstring is the task: a title, then a picture and what is asked. The
-lines between `# write: what` and `# end` are the ones that a learner writes. Below CHECK follow the
-hints, and what check.py asks for. A learner's file is what is above CHECK without those lines.
+The first kernels are files of their own, in `kernels`. Such a file is a solution. Its docstring is
+the task: a title, then a picture and what is asked. The lines between `# write: what` and `# end`
+are the ones that a learner writes. Below CHECK follow the hints, and what check.py asks for.
+
+Later ones are lessons with lines taken out: `of_lessons.py` has the task, the hints, and which
+statements go. A learner's file is always a whole one, that runs when it is filled in.
 """
 
 import ast
@@ -10,8 +13,12 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 
-FOLDER = Path(__file__).parent
+from flash_versions.lessons import code_of
+from flash_versions.puzzles.of_lessons import OF_LESSONS, Taken
+
+FOLDER = Path(__file__).with_name("kernels")
 ORDER = {
     "memory": ("copy", "scale_rows", "transpose", "row_sum"),
     "softmax": ("row_softmax", "online_softmax", "running_average", "fa1"),
@@ -23,11 +30,12 @@ ORDER = {
 MINUTES = {"memory": 40, "softmax": 80, "forward": 100, "backward": 100, "hopper": 150}
 CHECK = "\n\n# ---- check ----\n"
 WRITTEN = re.compile(r"^( *)# write: (.*(?:\n\1# .*)*?)\n(?:.*\n)*?\1# end\n", re.MULTILINE)
+WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """What a learner sees of a puzzle: the number from 1, the folder, the name of the file and of
+    """What a learner sees of a puzzle: the number from 1, the group, the name of the file and of
     the function that a learner completes.
     """
 
@@ -38,7 +46,7 @@ class Puzzle:
     @cached_property
     def text(self) -> str:
         """What the puzzle's file says."""
-        return (FOLDER / self.group / f"{self.name}.py").read_text()
+        return (FOLDER / f"{self.name}.py").read_text()
 
     @property
     def solution(self) -> str:
@@ -66,8 +74,56 @@ class Puzzle:
         return ast.literal_eval(re.findall(r"^HINTS = (\(.*?^\))", self.text, re.M | re.S)[0])
 
 
+class LessonPuzzle(Puzzle):
+    """A lesson with lines taken out."""
+
+    @cached_property
+    def text(self) -> str:
+        """The task, and the code of the lesson."""
+        asked = OF_LESSONS[self.name]
+        return f'"""{asked.task}"""\n{code_of(asked.lesson)}'
+
+    @property
+    def solution(self) -> str:
+        """The lesson's code."""
+        return self.text
+
+    @property
+    def stub(self) -> str:
+        """The same without the lines that a learner writes."""
+        stub = self.text
+        for taken in OF_LESSONS[self.name].taken:
+            stub = without(stub, taken)
+        return stub
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Each says more than the one before it."""
+        return OF_LESSONS[self.name].hints
+
+
+def without(source: str, taken: Taken) -> str:
+    """A source in which a comment says what to write in the place of some statements."""
+    lines = source.split("\n")
+    [function] = [x for x in ast.parse(source).body if getattr(x, "name", "") == taken.function]
+    assert isinstance(function, ast.FunctionDef)
+    first, last = function.body[1], function.body[-1]  # behind the docstring
+    if taken.first:
+        first, last = (
+            next(x for x in function.body if lines[x.lineno - 1].strip().startswith(beginning))
+            for beginning in (taken.first, taken.last or taken.first)
+        )
+    indent = " " * first.col_offset
+    said = fill(f"Write here: {taken.what}", WIDTH - first.col_offset - 2)
+    stub = [*(f"{indent}# {line}" for line in said.split("\n")), f"{indent}..."]
+    return "\n".join([*lines[: first.lineno - 1], *stub, *lines[last.end_lineno :]])
+
+
 NAMES = [(group, name) for group, names in ORDER.items() for name in names]
-PUZZLES = {name: Puzzle(number, group, name) for number, (group, name) in enumerate(NAMES, 1)}
+PUZZLES = {
+    name: (LessonPuzzle if name in OF_LESSONS else Puzzle)(number, group, name)
+    for number, (group, name) in enumerate(NAMES, 1)
+}
 
 
 def find_puzzle(name: str) -> Puzzle:

@@ -88,6 +88,7 @@ def attention(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     deterministic: bool | None = None,
+    batch_invariant: bool = False,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention; `flash_versions.attention_reference` is the specification.
@@ -158,6 +159,11 @@ def attention(
             have a fixed order. False: a faster kernel may add in any order, where a version has
             one. None: as torch.use_deterministic_algorithms says when the
             gradients are computed. The forward gives the same bits in any case.
+        batch_invariant: True: a row of o and of the LSE is a function of its query, its keys and
+            values and their order, to the bit. The batch, other rows, the chunk of the prompt,
+            packing, padding on either side, pages and decoding in the place of prefill change
+            nothing; with `deterministic`, nor do they change dq, dk and dv. Not with dropout_p,
+            num_splits, or FP8 that is quantised in the call. False: what is fastest for a shape.
         check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table, query_starts,
             query_ends and the scales on the host and refuse what is out of range. Without it, the
             host reads none of them, and cu_seqlens or pages out of range make the kernels read and
@@ -182,7 +188,10 @@ def attention(
             q, k, v, alibi_slopes, sink, None, cu_seqlens_q, cu_seqlens_k, kv_lengths, kv_starts,
             block_table, query_starts, query_ends
         )  # fmt: skip
-        options = version, causal, scale, window, softcap, num_splits, return_lse, deterministic
+        options = (
+            version, causal, scale, window, softcap, num_splits, return_lse, deterministic,
+            batch_invariant
+        )  # fmt: skip
         call, keys = look(tensors, options)
         if call is not None:
             o, lse = call(tensors)
@@ -193,7 +202,8 @@ def attention(
         cu_seqlens_k=cu_seqlens_k, kv_lengths=kv_lengths, kv_starts=kv_starts,
         block_table=block_table, query_starts=query_starts, query_ends=query_ends,
         num_splits=num_splits, return_lse=return_lse, precision=precision, q_descale=q_descale,
-        k_descale=k_descale, v_descale=v_descale, deterministic=deterministic, check=check
+        k_descale=k_descale, v_descale=v_descale, deterministic=deterministic,
+        batch_invariant=batch_invariant, check=check
     )  # fmt: skip
     o, lse = run(version, request, keys, tensors)
     if o.dim() > q.dim():  # packed

@@ -14,11 +14,10 @@
 # %% [markdown]
 # # Start here: attention, the memory wall, a first kernel
 #
-# Attention is the part of a language model that lets each token look at the others. FlashAttention computes
-# it with the same result as plain PyTorch code, and its later versions are several times as fast on a GPU. These
-# notebooks lead from
-# FlashAttention 1 to FlashAttention 4, in kernels that run. You need some Python, some PyTorch and a little
-# linear algebra. You need no GPU: a simulator runs the kernels on the CPU, and lets you look at every step.
+# Attention is the part of a language model that lets each token look at the others. FlashAttention computes it with the
+# same result as plain PyTorch code, and its later versions are several times as fast on a GPU. These notebooks lead
+# from FlashAttention 1 to FlashAttention 4, in kernels that run. You need some Python, some PyTorch and a little linear
+# algebra. You need no GPU: a simulator runs the kernels on the CPU, and lets you look at every step.
 #
 # This notebook takes about 40 minutes. After it you know
 #
@@ -27,10 +26,10 @@
 # 3. how to read a Triton kernel: programs, blocks, pointers, masks;
 # 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
-# Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You
-# will remember a number better if you have guessed it before. Until you guess, the answer is folded; a
-# click shows it. The end of the notebook compares all your guesses with the truth. Calls of `checked` in
-# the code test whether the text is still true; you can skip them.
+# Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You will remember a
+# number better if you have guessed it before. Until you guess, the answer is folded; a click shows it. The end of the
+# notebook compares all your guesses with the truth. Calls of `checked` in the code test whether the text is still true;
+# you can skip them.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -48,7 +47,7 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
 
 # %% tags=["hide-cell"]
 # %matplotlib inline
-from lessons import check, checked, film, guess, measured, own_gpu, predictions, record, show_plain
+from lessons import check, checked, film, guess, measured, predictions, record, show_plain
 from lessons.pictures.memory import gpu
 
 import numpy as np
@@ -69,9 +68,9 @@ torch.set_printoptions(precision=3, sci_mode=False)
 # %% [markdown]
 # ## Attention, by hand
 #
-# Take four tokens. Each token has a **query** (what it looks for), a **key** (what others find it by) and a
-# **value** (what it hands over). The matrices $Q$, $K$ and $V$ have one row for each
-# token, here with two numbers. The number of elements of a row is called **head_dim**, in formulas $d$.
+# Take four tokens. Each token has a **query** (what it looks for), a **key** (what others find it by) and a **value**
+# (what it hands over). The matrices $Q$, $K$ and $V$ have one row for each token, here with two numbers. The number of
+# elements of a row is called **head_dim**, in formulas $d$.
 
 # %%
 q = torch.tensor([[2.0, 0], [0, 2], [1, 1], [2, 2]])
@@ -79,20 +78,19 @@ k = torch.tensor([[1.0, 0], [0, 1], [2, 0], [1, 2]])
 v = torch.tensor([[1.0, 0], [0, 1], [1, 1], [-1, 2]])
 
 # %% [markdown]
-# The **score** of a query and a key is their dot product, divided by $\sqrt{d}$. Without this division,
-# scores would grow with head_dim. All scores together are the matrix $S = Q K^T / \sqrt{d}$, with a row for
-# each query and a column for each key.
+# The **score** of a query and a key is their dot product, divided by $\sqrt{d}$. Without this division, scores would
+# grow with head_dim. All scores together are the matrix $S = Q K^T / \sqrt{d}$, with a row for each query and a column
+# for each key.
 
 # %%
 s = q @ k.T / k.shape[1] ** 0.5
 s
 
 # %% [markdown]
-# A **softmax** turns each row of scores into weights: positive numbers whose sum is 1. A query's weight for
-# a key is the exponential of their score, divided by the sum of the query's exponentials. The exponential
-# of a large score overflows, so a query's largest score is subtracted first. This does not change the
-# weights, because it divides the numerator and the denominator by the same number. The matrix of weights is
-# called $P$.
+# A **softmax** turns each row of scores into weights: positive numbers whose sum is 1. A query's weight for a key is
+# the exponential of their score, divided by the sum of the query's exponentials. The exponential of a large score
+# overflows, so a query's largest score is subtracted first. This does not change the weights, because it divides the
+# numerator and the denominator by the same number. The matrix of weights is called $P$.
 
 # %%
 exponentials = torch.exp(s - s.max(1, keepdim=True).values)
@@ -100,18 +98,16 @@ p = exponentials / exponentials.sum(1, keepdim=True)
 p
 
 # %% [markdown]
-# The **output** of a query is the mean of all values, with the query's row of $P$ as weights:
-# $O = P V$. <!-- key -->
+# The **output** of a query is the mean of all values, with the query's row of $P$ as weights: $O = P V$.
 
 # %%
 o = p @ v
 o
 
 # %% [markdown]
-# This is all that attention computes. A language model adds one rule: a token may look at itself and at
-# earlier tokens, and not at later ones. The scores of later keys are set to $-\infty$, whose exponential is
-# 0. This rule is the **causal mask**. With it, all weights above the diagonal are
-#    0. <!-- checked: masked_weights -->
+# This is all that attention computes. A language model adds one rule: a token may look at itself and at earlier tokens,
+# and not at later ones. The scores of later keys are set to $-\infty$, and their weights become 0. This is the **causal
+# mask**. With it, all weights above the diagonal are 0.
 
 # %%
 hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
@@ -120,11 +116,10 @@ checked("masked_weights", (weights[hidden] == 0).all() and (weights[~hidden] > 0
 weights
 
 # %% [markdown]
-# The package of this project, `flash_versions`, computes attention with one *kernel*, a function that runs
-# on the GPU. Its tensors have four dimensions: batch, length, heads and
-# head_dim. A layer of a model has several **heads**. Each head has its own queries, keys and values and
-# does not see those of other heads, so one head is enough to understand attention. The kernel's result is
-# the same as the result by hand. <!-- checked: kernel_agrees -->
+# The package of this project, `flash_versions`, computes attention with one *kernel*, a function that runs on the GPU.
+# Its tensors have four dimensions: batch, length, heads and head_dim. A layer of a model has several **heads**. Each
+# head has its own queries, keys and values and does not see those of other heads, so one head is enough to understand
+# attention. The kernel's result is the same as the result by hand.
 
 # %%
 found = attention(*(x[None, :, None] for x in (q, k, v)), version="fa1")
@@ -135,9 +130,8 @@ checked("kernel_agrees", torch.allclose(found[0, :, 0], o, atol=1e-5))
 # %% [markdown]
 # ## The memory wall
 #
-# Four tokens have 16 scores. A text of $N$ tokens has $N^2$ scores, one for *every pair* of tokens, while
-# $K$ and $V$ have $N$ rows each. The next cell compares their sizes, for one head with head_dim 128 and 2
-# bytes for each number.
+# Four tokens have 16 scores. A text of $N$ tokens has $N^2$ scores, one for *every pair* of tokens, while $K$ and $V$
+# have $N$ rows each. The next cell compares their sizes, for one head with head_dim 128 and 2 bytes for each number.
 
 # %%
 HEAD_DIM, BYTES = 128, 2
@@ -159,9 +153,8 @@ for length in (256, 1024, 4096, 16384, 65536):
     print(f"{length:8,}  {kv}  {scores}")
 
 # %% [markdown]
-# $K$ and $V$ grow with the number of tokens, the score matrix with its square. *Guess before you run the
-# next cell:* what is the smallest number of tokens for which the score matrix is larger than $K$ and $V$
-# together?
+# $K$ and $V$ grow with the number of tokens, the score matrix with its square. *Guess before you run the next cell:*
+# what is the smallest number of tokens for which the score matrix is larger than $K$ and $V$ together?
 
 # %%
 my_guess = None  # your guess here
@@ -171,12 +164,12 @@ first_larger = next(n for n in range(1, 10**6) if score_bytes(n) > kv_bytes(n))
 guess(my_guess, first_larger, "the score matrix is larger from", "tokens on")
 
 # %% [markdown]
-# The score matrix of a long text does not fit on the chip of a GPU. The next picture shows the parts of an
-# H200, on which everything in these notebooks was measured. <!-- key --> [A GPU in ten
-# words](../docs/learn/gpu.md) explains every part. For now, three of them matter:
+# The score matrix of a long text does not fit on the chip of a GPU. The next picture shows the parts of an H200, on
+# which everything in these notebooks was measured. [A GPU in ten words](../docs/learn/gpu.md) explains every part. For
+# now, three of them matter:
 #
-# * An **SM** (streaming multiprocessor) is one of the many processors of a GPU. Each has **registers** and
-#   **shared memory**: fast, and small.
+# * An **SM** (streaming multiprocessor) is one of the many processors of a GPU. Each has **registers** and **shared
+#   memory**: fast, and small.
 # * The **tensor cores** of an SM multiply matrices. They do nearly all arithmetic of attention.
 # * **HBM** is the memory beside the chip. It is large, and all SMs share the connection to it.
 
@@ -193,9 +186,9 @@ Markdown(
 )
 
 # %% [markdown]
-# How many operations does attention do for each byte that it moves? Each of the $N^2$ scores of $Q K^T$
-# takes $d$ multiplications and $d$ additions, and $P V$ takes as many: $2 N^2 d$ operations each. Plain attention writes $S$ to HBM, reads it for the softmax, writes $P$,
-# and reads $P$ for the second product.
+# How many operations does attention do for each byte that it moves? Each of the $N^2$ scores of $Q K^T$ takes $d$
+# multiplications and $d$ additions, and $P V$ takes as many: $2 N^2 d$ operations each. Plain attention writes $S$ to
+# HBM, reads it for the softmax, writes $P$, and reads $P$ for the second product.
 
 # %%
 length = 16384
@@ -216,11 +209,10 @@ Markdown(
 )
 
 # %% [markdown]
-# The next figure shows measurements on an H200: the memory that a forward pass needs in addition to its
-# inputs. Each panel is for one head_dim (`D`), without a mask (`full`), with the sequence length on its
-# horizontal axis. Longer sequences come in smaller batches, so the total number of tokens is the same
-# everywhere. <!-- key --> The memory of plain PyTorch grows with the length, because of $S$ and $P$, and
-# that of all other implementations does not grow. <!-- checked: memory_grows -->
+# The next figure shows measurements on an H200: the memory that a forward pass needs in addition to its inputs. Each
+# panel is for one head_dim (`D`), without a mask (`full`), with the sequence length on its horizontal axis. Longer
+# sequences come in smaller batches, so the total number of tokens is the same everywhere. The memory of plain PyTorch
+# grows with the length, because of $S$ and $P$, and that of all other implementations does not grow.
 
 # %% tags=["hide-input"]
 measured("memory")
@@ -236,9 +228,9 @@ checked(
 # %% [markdown]
 # ## A first Triton kernel
 #
-# A **kernel** is a function that a GPU runs many times at once. In Triton, one such run is called a
-# **program**. All programs execute the same code. Each reads its own number with `tl.program_id` and works
-# on its own part of the data, a **block**.
+# A **kernel** is a function that a GPU runs many times at once. In Triton, one such run is called a **program**. All
+# programs execute the same code. Each reads its own number with `tl.program_id` and works on its own part of the data,
+# a **block**.
 #
 # The smallest useful kernel adds two vectors:
 
@@ -268,18 +260,15 @@ add(x, y)
 # %% [markdown]
 # What each part does:
 #
-# * `x`, `y` and `out` arrive as **pointers**, the addresses of the first numbers of three tensors. A kernel
-#   does not know the shape of a tensor.
-# * `tl.arange(0, BLOCK)` is a vector of the numbers 0 to `BLOCK` - 1. Most variables of a kernel are
-#   vectors or matrices: `index` has the positions of this program's numbers, and `x + index` is a vector of
-#   addresses.
+# * `x`, `y` and `out` arrive as **pointers**, the addresses of the first numbers of three tensors. A kernel does not
+#   know the shape of a tensor.
+# * `tl.arange(0, BLOCK)` is a vector of the numbers 0 to `BLOCK` - 1. Most variables of a kernel are vectors or
+#   matrices: `index` has the positions of this program's numbers, and `x + index` is a vector of addresses.
 # * `tl.load` reads from all of these addresses at once, and `tl.store` writes to all of them.
-# * `BLOCK` is a `tl.constexpr`, a constant that is known when the kernel is compiled. It has to be a power
-#   of two.
-# * `mine` is a **mask**, a vector of true and false. Ten numbers do not divide into blocks of four, so the last
-#   program has two positions past the end. The mask keeps it from reading and writing there.
-# * `add_kernel[(programs,)](...)` launches the kernel. The brackets contain the **grid**, the number of
-#   programs.
+# * `BLOCK` is a `tl.constexpr`, a constant that is known when the kernel is compiled. It has to be a power of two.
+# * `mine` is a **mask**, a vector of true and false. Ten numbers do not divide into blocks of four, so the last program
+#   has two positions past the end. The mask keeps it from reading and writing there.
+# * `add_kernel[(programs,)](...)` launches the kernel. The brackets contain the **grid**, the number of programs.
 #
 # *Guess:* how many programs does a vector of 1000 numbers need, with blocks of 128?
 
@@ -290,8 +279,8 @@ my_guess = None  # your guess here
 guess(my_guess, triton.cdiv(1000, 128), "programs")
 
 # %% [markdown]
-# A launch with tensors on the CPU is **simulated**: the simulator of this package runs the programs one after the
-# other and uses NumPy for their operations. So a kernel can print, too. Here three programs share ten numbers:
+# A launch with tensors on the CPU is **simulated**: the simulator of this package runs the programs one after the other
+# and uses NumPy for their operations. So a kernel can print, too. Here three programs share ten numbers:
 
 
 # %%
@@ -307,8 +296,8 @@ def talking_kernel(x, n, BLOCK: tl.constexpr):
 talking_kernel[(3,)](torch.arange(10.0), 10, BLOCK=4)
 
 # %% [markdown]
-# What happens without the mask? Here you get no error: the kernel writes past the end of its vector, into
-# the first two numbers of the vector behind it. <!-- checked: neighbour_overwritten -->
+# What happens without the mask? Here you get no error: the kernel writes past the end of its vector, into the first two
+# numbers of the vector behind it.
 
 
 # %%
@@ -330,20 +319,19 @@ checked("neighbour_overwritten", (neighbour != 0).tolist() == [True, True] + [Fa
 # %% [markdown]
 # ## Tiles
 #
-# Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long
-# row of numbers, so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the
-# stride is the length of a row. A tile needs the positions of all its elements. Write its row numbers as
-# a column vector and its column numbers as a row vector. Then $\text{rows} \cdot \text{stride} +
-# \text{columns}$ is a matrix with all positions:
+# Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long row of numbers,
+# so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the stride is the length of a row. A
+# tile needs the positions of all its elements. Write its row numbers as a column vector and its column numbers as a row
+# vector. Then $\text{rows} \cdot \text{stride} + \text{columns}$ is a matrix with all positions:
 
 # %%
 rows, columns, stride = torch.arange(4, 8), torch.arange(0, 4), 10
 rows[:, None] * stride + columns[None, :]
 
 # %% [markdown]
-# In a kernel, `[:, None]` and `[None, :]` work in the same way. `tl.dot` computes the matrix product
-# of two tiles; on a GPU, the tensor cores do it. The next kernel computes scores. Each program computes one tile of the score
-# matrix, so the grid has two dimensions.
+# In a kernel, `[:, None]` and `[None, :]` work in the same way. `tl.dot` computes the matrix product of two tiles; on a
+# GPU, the tensor cores do it. The next kernel computes scores. Each program computes one tile of the score matrix, so
+# the grid has two dimensions.
 
 
 # %%
@@ -368,41 +356,39 @@ scores_kernel[(3, 3)](q, k, s, 12, 16**-0.5, DIM=16, BLOCK=4)
 print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, atol=1e-5))
 
 # %% [markdown]
-# This kernel is the first step of plain attention. It ends with a `tl.store` that writes the score matrix
-# to memory. FlashAttention never stores a tile of scores.
+# This kernel is the first step of plain attention. It ends with a `tl.store` that writes the score matrix to memory.
+# FlashAttention never stores a tile of scores.
 
 # %% [markdown]
 # ## The kernel of FlashAttention 1
 #
-# Now you can read the first kernel. It is a *lesson*: a plain file, `flash_versions/lessons/fa1.py`, that runs
-# by itself. Callers can ask the package for more than a causal mask, such as a sliding window; below the cell you
-# can unfold the package's kernel with these options. About half of its lines compute which queries and keys a program works on.
-# At the first reading, find four things: `tl.program_id`, the tile of queries that is loaded, the loop,
-# and the stores at the end.
+# Now you can read the first kernel. It is a *lesson*: a plain file, `flash_versions/lessons/fa1.py`, that runs by
+# itself. Callers can ask the package for more than a causal mask, such as a sliding window; below the cell you can
+# unfold the package's kernel with these options. About half of its lines compute which queries and keys a program works
+# on. At the first reading, find four things: `tl.program_id`, the tile of queries that is loaded, the loop, and the
+# stores at the end.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "forward_kernel")
 
 # %% [markdown]
-# * A program works on one tile of **queries**. `load_rows` computes the addresses of a tile, as you have
-#   just seen, and leaves out rows behind the end.
+# * A program works on one tile of **queries**. `load_rows` computes the addresses of a tile, as you have just seen, and
+#   leaves out rows behind the end.
 # * The first dimension of a tensor, the batch, counts *sequences*. `head_of` finds one head of one sequence: where it
 #   begins in memory, the stride between neighbours, and its length. (`lengths` is for sequences that have a number of
 #   keys of their own.) `row` has the positions of the tile's queries.
-# * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
-#   sees. The loop visits these blocks one after the other.
-# * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest
-#   score of each query so far. `row_sum` is the sum of $e^{s - \text{row\_max}}$ over the keys so far.
-#   `acc` is the result for the keys so far, already divided by `row_sum`; when `row_sum` grows,
-#   `acc` is corrected.
-# * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$, which equals row_max +
-#   $\log$(row_sum). It is stored, too: the backward pass needs it.
+# * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile sees. The
+#   loop visits these blocks one after the other.
+# * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest score of each
+#   query so far. `row_sum` is the sum of $e^{s - \text{row\_max}}$ over the keys so far. `acc` is the result for the
+#   keys so far, already divided by `row_sum`; when `row_sum` grows, `acc` is corrected.
+# * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$, which equals row_max + $\log$(row_sum). It is
+#   stored, too: the backward pass needs it.
 #
-# [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these
-# variables. Here, only observe which scores are on the chip at each step. `record` runs the package's
-# kernel in the simulator and keeps a `Step` for each block of keys that a program visits. Twelve
-# queries and twelve keys in tiles of four make three programs. The first one visits one block of keys,
-# the last one three. <!-- checked: visited_blocks -->
+# [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these variables. Here, only
+# observe which scores are on the chip at each step. `record` runs the package's kernel in the simulator and keeps a
+# `Step` for each block of keys that a program visits. Twelve queries and twelve keys in tiles of four make three
+# programs. The first one visits one block of keys, the last one three.
 
 # %%
 q, k, v = (torch.randn(1, 12, 1, 16) for _ in range(3))
@@ -415,8 +401,8 @@ for step in steps:
 checked("visited_blocks", [step.program for step in steps] == [0, 1, 1, 2, 2, 2])
 
 # %% [markdown]
-# *Guess:* the scores of 12 queries and 12 keys are 144 numbers. If the programs run one after the other,
-# how many scores exist at the same time?
+# *Guess:* the scores of 12 queries and 12 keys are 144 numbers. If the programs run one after the other, how many
+# scores exist at the same time?
 
 # %%
 my_guess = None  # your guess here
@@ -453,11 +439,10 @@ film(
 )
 
 # %% [markdown]
-# The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The
-# package compares every version with attention in 64-bit arithmetic. A version passes if its largest
-# error is within a budget: twice the largest error of plain PyTorch, plus an allowance for roundings that
-# even a perfect kernel may add. In fp32 the allowance is the larger part of the budget. `oracle/budget.py`
-# says how it is computed.
+# The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The package
+# compares every version with attention in 64-bit arithmetic. A version passes if its largest error is within a budget:
+# twice the largest error of plain PyTorch, plus an allowance for roundings that even a perfect kernel may add. In fp32
+# the allowance is the larger part of the budget. `oracle/budget.py` says how it is computed.
 
 # %% tags=["varies"]
 _ = compare(steps.o, q, k, v, causal=True)
@@ -473,10 +458,10 @@ lines += [f"| {x.title} | {x.wasted} | {x.idea} |" for x in VERSIONS.values()]
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# You do not have to understand every word of this table now; a notebook explains each row. <!-- key -->
+# You do not have to understand every word of this table now; a notebook explains each row.
 #
-# The next figure shows the speed of each version on an H200, divided by the speed of PyTorch's own
-# FlashAttention 2. Solid lines are the versions of this package. <!-- key -->
+# The next figure shows the speed of each version on an H200, divided by the speed of PyTorch's own FlashAttention 2.
+# Solid lines are the versions of this package.
 
 # %% tags=["hide-input"]
 measured("speedup")
@@ -492,8 +477,8 @@ Markdown(
 )
 
 # %% [markdown]
-# Our FA2 is faster than PyTorch's, which was written for the GPU generation before the H200. FA4 is made
-# for the generation after it, and gains almost nothing here. <!-- checked: fa2_faster_fa4_like_fa3 -->
+# Our FA2 is faster than PyTorch's, which was written for the GPU generation before the H200. FA4 is made for the
+# generation after it, and gains almost nothing here.
 #
 # How much is that in comparison with plain PyTorch?
 
@@ -523,19 +508,14 @@ Markdown(
 )
 
 # %% [markdown]
-# If your machine has a GPU, the next cell measures all versions on it, which takes a minute or two, and
-# draws the results beside those of the H200.
-
-# %% tags=["varies"]
-own_gpu()
+# On a GPU of your own, `python -m flash_versions.verify` checks and times all versions.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. A mask.** In this package, the causal mask is aligned at the *end*: with `m` queries and `n` keys,
-# the last query sees the last key. (If a chat has 100 tokens in its cache and asks with one new query, this
-# query has to see all of them.) Return the number of the last key that query `i` sees. Keys count from 0;
-# return -1 if the query sees no key.
+# **1. A mask.** In this package, the causal mask is aligned at the *end*: with `m` queries and `n` keys, the last query
+# sees the last key. (If a chat has 100 tokens in its cache and asks with one new query, this query has to see all of
+# them.) Return the number of the last key that query `i` sees. Keys count from 0; return -1 if the query sees no key.
 
 
 # %%
@@ -547,10 +527,9 @@ def last_key(i, m, n):
 check("last_key", last_key)
 
 # %% [markdown]
-# **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs,
-# and every load and store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`,
-# `tl.exp`, `tl.where`, `tl.sum(x, 0)`, `tl.store`. [Puzzles](../docs/learn/puzzles.md) has more of this kind, from
-# easier ones to the backward.
+# **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs, and every load and
+# store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`, `tl.exp`, `tl.where`, `tl.sum(x, 0)`,
+# `tl.store`. [Puzzles](../docs/learn/puzzles.md) has more of this kind, from easier ones to the backward.
 
 # %%
 # puzzle: row_softmax
@@ -562,8 +541,7 @@ check("last_key", last_key)
 # %% [markdown]
 # ## Your predictions
 #
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
-# what sets it. Look once more at those that were further away.
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
 
 # %%
 predictions()
@@ -574,10 +552,9 @@ predictions()
 # * [01_fa1](01_fa1.ipynb): how a softmax is computed block by block.
 # * [A GPU in ten words](../docs/learn/gpu.md), and [the glossary](../docs/learn/glossary.md) with all terms of these
 #   notebooks.
-# * Vaswani et al. 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762): section 3.2 defines
-#   attention.
-# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): section 2 explains the memory wall
-#   and the parts of a GPU.
+# * Vaswani et al. 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762): section 3.2 defines attention.
+# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): section 2 explains the memory wall and the
+#   parts of a GPU.
 # * Triton's own tutorials, "Vector Addition" and "Fused Softmax", in `python/tutorials` of its repository.
 # * In the package: [tiles/rows.py](../flash_versions/versions/tiles/rows.py) loads and stores tiles,
 #   [tiles/algebra.py](../flash_versions/versions/tiles/algebra.py) computes masks, and

@@ -14,16 +14,16 @@
 # %% [markdown]
 # # FA1: scores never leave the chip
 #
-# Attention is three lines of PyTorch. On a GPU they are slow, and not because of their arithmetic: they
-# write a matrix with one number for every pair of a query and a key to memory, and read it back.
-# FlashAttention 1 (FA1) computes the same result and never writes that matrix.
+# Attention is three lines of PyTorch. On a GPU they are slow, and not because of their arithmetic: they write a matrix
+# with one number for every pair of a query and a key to memory, and read it back. FlashAttention 1 (FA1) computes the
+# same result and never writes that matrix.
 #
-# The idea in one sentence: **compute the softmax block by block, and correct earlier blocks when a later
-# block has a larger score.** This notebook derives the correction by hand, shows it in the kernel, and runs
-# the kernel step by step. After it you can write the correction yourself, which is the first exercise.
+# The idea in one sentence: **compute the softmax block by block, and correct earlier blocks when a later block has a
+# larger score.** This notebook derives the correction by hand, shows it in the kernel, and runs the kernel step by
+# step. After it you can write the correction yourself, which is the first exercise.
 #
-# Time: about 55 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to
-# read a Triton kernel. You need no GPU.
+# Time: about 55 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to read a
+# Triton kernel. You need no GPU.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -54,7 +54,6 @@ from lessons import (
     guess,
     instructions,
     measured,
-    own_gpu,
     predictions,
     record,
     show_plain,
@@ -75,8 +74,8 @@ np.set_printoptions(precision=3, suppress=True)
 # %% [markdown]
 # ## What plain attention wastes
 #
-# These are the three lines, for one head. `s` has the scores and `p` the weights; both have a row for each
-# query and a column for each key.
+# These are the three lines, for one head. `s` has the scores and `p` the weights; both have a row for each query and a
+# column for each key.
 
 
 # %%
@@ -88,9 +87,9 @@ def plain(q, k, v):
 
 
 # %% [markdown]
-# The next cell counts the bytes that they move, for one head with 8192 tokens. From these it computes two
-# times for an H200: the bytes divided by the bandwidth of HBM, and the operations divided by the rate of
-# the tensor cores, both from the datasheet.
+# The next cell counts the bytes that they move, for one head with 8192 tokens. From these it computes two times for an
+# H200: the bytes divided by the bandwidth of HBM, and the operations divided by the rate of the tensor cores, both from
+# the datasheet.
 
 # %%
 length, head_dim, size = 8192, 128, 2  # one head in bf16, 2 bytes for each number
@@ -149,9 +148,9 @@ display_answer(
 )
 
 # %% [markdown]
-# Can `s` stay on the chip? As a whole it does not fit: the shared memory of an SM has 228 KiB, of which a
-# program can use 227. In blocks it would fit, but a softmax needs the largest of *all* scores of a query
-# and the sum over *all* keys. When the first block of keys has arrived, neither is known.
+# Can `s` stay on the chip? As a whole it does not fit: the shared memory of an SM has 228 KiB, of which a program can
+# use 227. In blocks it would fit, but a softmax needs the largest of *all* scores of a query and the sum over *all*
+# keys. When the first block of keys has arrived, neither is known.
 
 # %% [markdown]
 # ## The idea, by hand
@@ -168,8 +167,8 @@ print("softmax\n", softmax)
 print("o\n", softmax @ values)
 
 # %% [markdown]
-# Now assume that only the first two keys have arrived. Compute what is possible: the maximum `m` and the
-# sum `l` over *these* keys, and with them the attention `o` over these keys.
+# Now assume that only the first two keys have arrived. Compute what is possible: the maximum `m` and the sum `l` over
+# *these* keys, and with them the attention `o` over these keys.
 
 # %%
 first = scores[:, :2]
@@ -182,12 +181,12 @@ print("l", l)
 print("o\n", o)
 
 # %% [markdown]
-# The other two keys arrive, and for some queries the maximum grows. Each exponential in `l` was computed
-# as $e^{s - m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by $\alpha =
-# e^{m - m_\text{new}}$. **This factor is the same for all earlier keys of a query.** So the sum `l` is
-# corrected by one multiplication, without the old scores. `o` is corrected in a similar way. `o` times
-# `l` is a sum of the same exponentials, each multiplied by a value. So $o_\text{new} = (\alpha \, l \, o
-# + p V) / l_\text{new}$, where $p$ are the exponentials of the new block.
+# The other two keys arrive, and for some queries the maximum grows. Each exponential in `l` was computed as $e^{s -
+# m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by $\alpha = e^{m - m_\text{new}}$.
+# **This factor is the same for all earlier keys of a query.** So the sum `l` is corrected by one multiplication,
+# without the old scores. `o` is corrected in a similar way. `o` times `l` is a sum of the same exponentials, each
+# multiplied by a value. So $o_\text{new} = (\alpha \, l \, o + p V) / l_\text{new}$, where $p$ are the exponentials of
+# the new block.
 
 # %%
 second = scores[:, 2:]
@@ -204,26 +203,25 @@ checked("alpha_is_one", (alpha[m_new == m] == 1).all() and (alpha[m_new > m] < 1
 checked("exact", np.allclose(o_new, softmax @ values))
 
 # %% [markdown]
-# The result is exact, not an approximation. <!-- checked: exact --> Where the maximum did not grow, `alpha`
-# is 1 and nothing changes; where it grew, `alpha` is less than 1 and the old part
-# shrinks. <!-- checked: alpha_is_one --> This algorithm is the **online softmax**. Its state is `m`, `l`
+# The result is exact, not an approximation. Where the maximum did not grow, `alpha` is 1 and nothing changes; where it
+# grew, `alpha` is less than 1 and the old part shrinks. This algorithm is the **online softmax**. Its state is `m`, `l`
 # and `o`: everything that has to be kept of the keys that a query has seen.
 #
 # ## The kernel
 #
-# This is the correction in the package's kernel. `s` is a tile of scores in registers, with a row for each
-# query of the program and a column for each key of the block. <!-- key -->
+# This is the correction in the package's kernel. `s` is a tile of scores in registers, with a row for each query of the
+# program and a column for each key of the block.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "softmax_step")
 
 # %% [markdown]
-# In the code `m` is called `row_max`, and `l` is called `row_sum`. Compared with the calculation by hand,
-# only `pivot` is new. With a mask, a query may see no key in the
-# first block. Its maximum is still $-\infty$ then, and $-\infty - (-\infty)$ is not a number. <!-- key -->
+# In the code `m` is called `row_max`, and `l` is called `row_sum`. Compared with the calculation by hand, only `pivot`
+# is new. With a mask, a query may see no key in the first block. Its maximum is still $-\infty$ then, and $-\infty -
+# (-\infty)$ is not a number.
 #
-# `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `acc` is `o`.)
-# Its steps correspond to the three lines of PyTorch:
+# `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `acc` is `o`.) Its steps
+# correspond to the three lines of PyTorch:
 #
 # | plain attention | FA1, for one block of keys |
 # |---|---|
@@ -235,22 +233,21 @@ show_plain("fa1", "softmax_step")
 show_plain("fa1", "fold_block")
 
 # %% [markdown]
-# `load_rows` loads the keys and the values of the block. `input_precision="ieee"` multiplies fp32 inputs
-# with all their bits; without it, the tensor cores would first cut their fractions to 10 bits (tf32). It
-# does not affect bf16. `p` is rounded to the type of V, because tensor cores multiply numbers of one
-# type. `tl.where` is the causal mask: it replaces the scores of keys after `last_key` by $-\infty$.
-# `norm` is $1 / l_\text{new}$; its `tl.where` avoids a division by 0 for queries that have seen no key.
+# `load_rows` loads the keys and the values of the block. `input_precision="ieee"` multiplies fp32 inputs with all their
+# bits; without it, the tensor cores would first cut their fractions to 10 bits (tf32). It does not affect bf16. `p` is
+# rounded to the type of V, because tensor cores multiply numbers of one type. `tl.where` is the causal mask: it
+# replaces the scores of keys after `last_key` by $-\infty$. `norm` is $1 / l_\text{new}$; its `tl.where` avoids a
+# division by 0 for queries that have seen no key.
 #
-# A program calls `fold_block` for one block of keys after another, with the queries of one tile. You have
-# read this loop in `forward_kernel`, in [00_start](00_start.ipynb). The programs of many tiles run at the
-# same time, on all SMs of the GPU.
+# A program calls `fold_block` for one block of keys after another, with the queries of one tile. You have read this
+# loop in `forward_kernel`, in [00_start](00_start.ipynb). The programs of many tiles run at the same time, on all SMs
+# of the GPU.
 #
-# Two pictures show in which order the tiles of the score matrix are computed. Tiles above the diagonal,
-# which a causal mask hides, are never computed. <!-- key --> On the left is the order of the original
-# paper: an outer loop over keys, an inner one over queries. It reads and writes `o` once for each block of keys. On the right
-# is the kernel of this package, whose outer loop is over queries: `o` stays in registers and is written once. Each of
-# its programs, p0 to p5, computes one row of tiles, from left to right; the numbers count the tiles of
-# one program. <!-- key -->
+# Two pictures show in which order the tiles of the score matrix are computed. Tiles above the diagonal, which a causal
+# mask hides, are never computed. On the left is the order of the original paper: an outer loop over keys, an inner one
+# over queries. It reads and writes `o` once for each block of keys. On the right is the kernel of this package, whose
+# outer loop is over queries: `o` stays in registers and is written once. Each of its programs, p0 to p5, computes one
+# row of tiles, from left to right; the numbers count the tiles of one program.
 
 # %% tags=["hide-input"]
 tiles.compare(causal=True, versions=("paper", "fa1"))
@@ -260,8 +257,8 @@ tiles.compare(causal=True, versions=("paper", "fa1"))
 #
 # Guess before you run the next cells: write a number in the place of `None`.
 #
-# First prediction. Each program reads all keys that its queries see. There are 8192 queries, and the tiles
-# have the size that FA1 uses on an H200. How many programs read the same key, without a mask?
+# First prediction. Each program reads all keys that its queries see. There are 8192 queries, and the tiles have the
+# size that FA1 uses on an H200. How many programs read the same key, without a mask?
 
 # %%
 block_q = fa1.MEASURED[head_dim].block_q
@@ -277,17 +274,15 @@ print(f"plain attention moves             {counted['plain'].asked / 2**20:4.0f} 
 checked("as_much_as_plain", 0.8 < counted["fa1"].asked / counted["plain"].asked < 1.25)
 
 # %% [markdown]
-# FA1's programs read about as many bytes as plain attention moves. <!-- checked: as_much_as_plain --> Why
-# is FA1 faster? Programs of the same head run at about the same time and read the same keys. These fit
-# into the **L2** cache between the SMs and HBM, so HBM delivers each key about once, and L2 delivers the
-# other copies. The scores of plain attention do not fit into L2: 32 heads of 8192 tokens, as in the
-# measurements further below, have 4 GiB of scores, and L2 has 60 MiB. Larger tiles of queries also help,
-# because fewer programs read each key. So tiles should be large. How large they
-# can be depends on the registers, which have to hold the tile's scores and `o`.
+# FA1's programs read about as many bytes as plain attention moves. Why is FA1 faster? Programs of the same head run at
+# about the same time and read the same keys. These fit into the **L2** cache between the SMs and HBM, so HBM delivers
+# each key about once, and L2 delivers the other copies. The scores of plain attention do not fit into L2: 32 heads of
+# 8192 tokens, as in the measurements further below, have 4 GiB of scores, and L2 has 60 MiB. Larger tiles of queries
+# also help, because fewer programs read each key. So tiles should be large. How large they can be depends on the
+# registers, which have to hold the tile's scores and `o`.
 #
-# Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many
-# of the 8 blocks does the maximum of a query grow, on average? The first block counts, because the
-# maximum begins at $-\infty$.
+# Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many of the 8 blocks
+# does the maximum of a query grow, on average? The first block counts, because the maximum begins at $-\infty$.
 
 # %%
 my_guess = None  # your guess here
@@ -295,8 +290,8 @@ my_guess = None  # your guess here
 # %% [markdown]
 # ## Watch it run
 #
-# `record` runs the package's kernel in the simulator, which executes each operation on a tile with NumPy. It
-# keeps the variables of the kernel before and after each block.
+# `record` runs the package's kernel in the simulator, which executes each operation on a tile with NumPy. It keeps the
+# variables of the kernel before and after each block.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -308,14 +303,13 @@ checked("few_blocks", grown.sum(0).mean() < 4 and grown[0].all())
 checked("rarer", grown[1:3].mean() > 2 * grown[-2:].mean())
 
 # %% [markdown]
-# The maximum grows in fewer than half of the blocks. <!-- checked: few_blocks --> Among random scores, a
-# new score is less and less often the largest so far: the maximum grows more than twice as often in the
-# second and third block as in the last two. <!-- checked: rarer --> FA1 nevertheless corrects `o` in
-# every block. [FA4](04_fa4.ipynb) leaves out corrections that are not needed.
+# The maximum grows in fewer than half of the blocks. Among random scores, a new score is less and less often the
+# largest so far: the maximum grows more than twice as often in the second and third block as in the last two. FA1
+# nevertheless corrects `o` in every block. [FA4](04_fa4.ipynb) leaves out corrections that are not needed.
 #
-# The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and
-# the length (Euclidean norm) of the vector `o`. <!-- key --> Where `m` grows, `l` is first multiplied by
-# `alpha`, which makes it smaller, and then the block's exponentials are added.
+# The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and the length
+# (Euclidean norm) of the vector `o`. Where `m` grows, `l` is first multiplied by `alpha`, which makes it smaller, and
+# then the block's exponentials are added.
 
 # %% tags=["hide-input"]
 film(
@@ -325,8 +319,7 @@ film(
 )
 
 # %% [markdown]
-# After each block, `o` is the attention over the keys so far. The next cell compares it with a softmax over
-# these keys.
+# After each block, `o` is the attention over the keys so far. The next cell compares it with a softmax over these keys.
 
 # %%
 s = (q[0, :, 0] @ k[0, :, 0].T * 32**-0.5).double()
@@ -337,8 +330,8 @@ for step in steps:
     print(f"after {seen:3} keys, o is the attention over them: {right}")
 
 # %% [markdown]
-# Now 64 queries look at 64 keys. With a causal mask, query 0 sees one key and query 63 sees all. With four tiles of 16 queries and blocks of
-# 16 keys, program 0 visits one block and program 3 visits all four. <!-- checked: causal_blocks -->
+# Now 64 queries look at 64 keys. With a causal mask, query 0 sees one key and query 63 sees all. With four tiles of 16
+# queries and blocks of 16 keys, program 0 visits one block and program 3 visits all four.
 
 # %%
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
@@ -349,9 +342,9 @@ for program, blocks in enumerate(visited):
 checked("causal_blocks", visited == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
 
 # %% [markdown]
-# `compare` is the package's own check. It reports the largest error against attention in 64-bit
-# arithmetic, and the budget: twice the error of plain PyTorch, plus an allowance for rounding. For fp32
-# most of the budget is the allowance.
+# `compare` is the package's own check. It reports the largest error against attention in 64-bit arithmetic, and the
+# budget: twice the error of plain PyTorch, plus an allowance for rounding. For fp32 most of the budget is the
+# allowance.
 
 # %% tags=["varies"]
 accuracy = compare(steps.o, q, k, v, causal=True)
@@ -359,11 +352,10 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## What the compiler makes of it
 #
-# The simulator shows what a kernel computes, but not how fast. The machine code that the compiler makes says
-# more. Compiling needs no GPU. It needs Triton's compiler, which exists for Linux only; elsewhere, cells that
-# begin with `%%needs_triton` print a sentence that says so. The first table counts the instructions of the loop
-# over blocks for each score that it computes, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
-# instructions. <!-- key -->
+# The simulator shows what a kernel computes, but not how fast. The machine code that the compiler makes says more.
+# Compiling needs no GPU. It needs Triton's compiler, which exists for Linux only; elsewhere, cells that begin with
+# `%%needs_triton` print a sentence that says so. The first table counts the instructions of the loop over blocks for
+# each score that it computes, for three GPUs. `MUFU`, `FMUL` and so on are the names of instructions.
 
 
 # %% tags=["hide-input"]
@@ -408,76 +400,44 @@ Markdown(
 )
 
 # %% [markdown]
-# `MUFU` is an instruction of the special function unit, and `FMUL` is a multiplication. There is a little
-# more than one `MUFU` for each score, because that unit also computes `alpha` and $1 / l_\text{new}$ for
-# each query and block. (On the A100 and the H200 four threads share a query, and each computes both.)
-# <!-- checked: about_six --> Six of the multiplications can be named:
-# <!-- checked: about_six -->
+# `MUFU` is an instruction of the special function unit, and `FMUL` is a multiplication. There is a little more than one
+# `MUFU` for each score, because that unit also computes `alpha` and $1 / l_\text{new}$ for each query and block. (On
+# the A100 and the H200 four threads share a query, and each computes both.) Six of the multiplications can be named:
 #
 # * one multiplies the score by the scale $1 / \sqrt{d}$;
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
-# * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. For
-#   such $x$ the compiler computes $2^{x/2}$, which takes one multiplication, and squares it, which takes
-#   another. Both instructions have a condition, but they are executed for each score, whether the condition is true
-#   or not;
-# * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
-#   block, `o` has as many numbers as the tile has scores, so each of them counts as one for a score.
+# * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. For such $x$ the
+#   compiler computes $2^{x/2}$, which takes one multiplication, and squares it, which takes another. Both instructions
+#   have a condition, but they are executed for each score, whether the condition is true or not;
+# * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a block, `o` has
+#   as many numbers as the tile has scores, so each of them counts as one for a score.
 #
-# The matrix products hardly count in such a list, because one instruction of a tensor core does thousands
-# of multiplications. All other instructions are executed by the other units of an SM, while the tensor
-# cores wait. **FA2 removes many of them.**
+# The matrix products hardly count in such a list, because one instruction of a tensor core does thousands of
+# multiplications. All other instructions are executed by the other units of an SM, while the tensor cores wait. **FA2
+# removes many of them.**
 #
-# The second table says what a program uses: registers of each of its threads, shared memory, and the
-# instruction that multiplies tiles. <!-- key --> No number had to be moved from registers to slower memory
-# (*spilled*). The same source becomes a different product instruction on each GPU generation: the A100 is of the Ampere generation, the H200
-# of Hopper, the B200 of Blackwell. <!-- checked: resources -->
-
-# %% tags=["hide-input"]
-# %%needs_triton
-products = {"A100": "mma_sync", "H200": "wgmma", "B200": "tcgen05"}
-checked(
-    "resources",
-    all(found["spill_stores"] == 0 for found in compiled.values())
-    and all(
-        (compiled[gpu].get(kind, 0) > 0) == (gpu == own)
-        for gpu in products
-        for own, kind in products.items()
-    ),
-)
-table(
-    compiled,
-    [
-        ("registers of a thread", "registers"),
-        ("bytes of registers that are spilled", "spill_stores"),
-        ("bytes of shared memory of a program", "shared"),
-        ("product instructions: mma.sync, of the A100", "mma_sync"),
-        ("product instructions: wgmma, of Hopper", "wgmma"),
-        ("product instructions: tcgen05, of Blackwell", "tcgen05"),
-    ],
-    digits=0,
-)
+# The same source becomes a different product instruction on each GPU generation: `mma.sync` on the A100 (Ampere),
+# `wgmma` on the H200 (Hopper), `tcgen05` on the B200 (Blackwell).
 
 # %% [markdown]
 # ## What it is worth
 #
-# First a count, then measurements. The count shows how many bytes and operations one head needs, for
-# different sequence lengths, with a causal mask. <!-- key -->
+# First a count, then measurements. The count shows how many bytes and operations one head needs, for different sequence
+# lengths, with a causal mask.
 #
-# * Left: the bytes that programs read and write. The green curve counts each number of the inputs and the
-#   result once. FA1's curve is higher, because several programs read the same keys. L2 serves these
-#   repeated reads, so HBM delivers about as many bytes as the green curve shows. Plain attention has no
-#   such help. <!-- key -->
-# * Middle: the operations for each byte. <!-- key -->
-# * Right: the operations that are computed, divided by those that are needed. Plain attention also
-#   multiplies for the half of the scores that the mask hides. FA1 computes hidden scores only in tiles on
-#   the diagonal. <!-- key -->
+# * Left: the bytes that programs read and write. The green curve counts each number of the inputs and the result once.
+#   FA1's curve is higher, because several programs read the same keys. L2 serves these repeated reads, so HBM delivers
+#   about as many bytes as the green curve shows. Plain attention has no such help.
+# * Middle: the operations for each byte.
+# * Right: the operations that are computed, divided by those that are needed. Plain attention also multiplies for the
+#   half of the scores that the mask hides. FA1 computes hidden scores only in tiles on the diagonal.
 
 # %% tags=["hide-input"]
 traffic.against_length(causal=True)
 
 # %% [markdown]
-# The next figure shows the memory that was measured on an H200, in addition to the inputs. Plain PyTorch's
-# memory grows with the sequence length, and FA1's does not. <!-- checked: memory_grows -->
+# The next figure shows the memory that was measured on an H200, in addition to the inputs. Plain PyTorch's memory grows
+# with the sequence length, and FA1's does not.
 
 # %% tags=["hide-input"]
 document = read_results()
@@ -491,8 +451,8 @@ checked("memory_grows", memory_of["plain"][-1] > 5 * memory_of["plain"][0])
 checked("memory_grows", max(memory_of["fa1"]) < 1.1 * min(memory_of["fa1"]))
 
 # %% [markdown]
-# And this is the speed, in TFLOP/s: 10¹² operations in a second. This notebook is about the difference
-# between plain PyTorch and fa1. Later notebooks explain the faster versions. <!-- key -->
+# And this is the speed, in TFLOP/s: 10¹² operations in a second. This notebook is about the difference between plain
+# PyTorch and fa1. Later notebooks explain the faster versions.
 
 # %% tags=["hide-input"]
 measured("forward")
@@ -508,22 +468,15 @@ Markdown(
 )
 
 # %% [markdown]
-# FA1 is about as fast as PyTorch's kernel, <!-- checked: like_torch --> which is FlashAttention 2, written
-# for the GPU generation before the H200. Both reach about a third of what the
-# tensor cores can do; the next notebooks look for the rest. <!-- checked: a_third -->
-#
-# If your machine has a GPU, this cell measures all versions on it and draws them beside the H200:
-
-# %% tags=["varies"]
-own_gpu()
+# FA1 is about as fast as PyTorch's kernel, which is FlashAttention 2, written for the GPU generation before the H200.
+# Both reach about a third of what the tensor cores can do; the next notebooks look for the rest.
 
 # %% [markdown]
 # ## Backward, in short
 #
-# Training needs the gradients of `q`, `k` and `v`, and their formulas contain `p`, the matrix that was
-# never written. Plain PyTorch keeps `p` from the forward pass. FA1 keeps its result `o` and two numbers for each
-# query, `m` and `l`, and *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. This costs
-# arithmetic and saves memory.
+# Training needs the gradients of `q`, `k` and `v`, and their formulas contain `p`, the matrix that was never written.
+# Plain PyTorch keeps `p` from the forward pass. FA1 keeps its result `o` and two numbers for each query, `m` and `l`,
+# and *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. This costs arithmetic and saves memory.
 
 # %%
 kept = length * length * size
@@ -532,14 +485,12 @@ print(f"kept by plain attention  {kept / 2**20:8.2f} MiB for one head")
 print(f"kept by FA1              {statistics / 2**20:8.2f} MiB")
 
 # %% [markdown]
-# The next cell computes two gradients by hand, for the small matrix of scores that this notebook began
-# with. `dv` is one of them. The other is `ds`, the gradient of the scores, from which one more product
-# each gives `dq` and `dk`: $ds = p \, (dp - \delta)$, where $dp = dO \, V^T$ and `do` is the gradient of the
-# result, $dO$. The
-# term `delta` needs an explanation. The
-# gradient of a softmax contains a sum over all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does
-# not have all keys. But $\sum_k p_k v_k$ is `o`, so the sum equals $dO \cdot o$, which a program can
-# compute from the query's rows of `do` and `o`. <!-- key -->
+# The next cell computes two gradients by hand, for the small matrix of scores that this notebook began with. `dv` is
+# one of them. The other is `ds`, the gradient of the scores, from which one more product each gives `dq` and `dk`: $ds
+# = p \, (dp - \delta)$, where $dp = dO \, V^T$ and `do` is the gradient of the result, $dO$. The term `delta` needs an
+# explanation. The gradient of a softmax contains a sum over all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does
+# not have all keys. But $\sum_k p_k v_k$ is `o`, so the sum equals $dO \cdot o$, which a program can compute from the
+# query's rows of `do` and `o`.
 
 # %%
 s = torch.tensor(scores, requires_grad=True)
@@ -558,10 +509,10 @@ print("dv is right:", torch.allclose(p.T @ do, x.grad))
 print("ds is right:", torch.allclose(ds, s.grad))
 
 # %% [markdown]
-# The kernel does the same for one block of keys and one block of queries, with the same names. `dk` and
-# `dv` belong to the keys and stay in registers while the loop goes over the queries. `dq` belongs to the
-# queries: for each block of keys it is loaded, added to, and stored. In the place of `m` and `l`, the lesson
-# keeps the LSE, $m + \log l$: then $p$ is $e^{s - \text{lse}}$.
+# The kernel does the same for one block of keys and one block of queries, with the same names. `dk` and `dv` belong to
+# the keys and stay in registers while the loop goes over the queries. `dq` belongs to the queries: for each block of
+# keys it is loaded, added to, and stored. In the place of `m` and `l`, the lesson keeps the LSE, $m + \log l$: then $p$
+# is $e^{s - \text{lse}}$.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "probabilities", "fold_queries", file="backward.py")
@@ -589,10 +540,9 @@ Markdown(
 # %% [markdown]
 # ## Exercises
 #
-# **1. Write the correction.** The state of a tile is `o` (rows, dim), `row_max` (rows) and `row_sum`
-# (rows). Add a block of keys with scores `s` (rows, keys) and values `v` (keys, dim), and return the new
-# `o`, `row_max` and `row_sum`. `o` stays normalised, as in FA1. Consider queries that have seen no key so
-# far. <!-- key -->
+# **1. Write the correction.** The state of a tile is `o` (rows, dim), `row_max` (rows) and `row_sum` (rows). Add a
+# block of keys with scores `s` (rows, keys) and values `v` (keys, dim), and return the new `o`, `row_max` and
+# `row_sum`. `o` stays normalised, as in FA1. Consider queries that have seen no key so far.
 
 
 # %%
@@ -603,8 +553,9 @@ def fold(o, row_max, row_sum, s, v):
 check("fold", fold)
 
 # %% [markdown]
-# **2. Break the mask.** In the kernel with all options, a function `mask_scores` applies the mask. This cell
-# replaces it by a function that masks nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and others do not.
+# **2. Break the mask.** In the kernel with all options, a function `mask_scores` applies the mask. This cell replaces
+# it by a function that masks nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and
+# others do not.
 
 
 # %%
@@ -621,9 +572,9 @@ same = (right == broken).all(-1).flatten().nonzero().flatten()
 print("queries whose result is still right:", *same.tolist())
 
 # %% [markdown]
-# Why these queries? Write a function that returns the queries whose result changes, for any length and any
-# tile sizes. The check compares it with the kernel. You may assume that the length is a multiple of both
-# sizes, so that no block reaches past the last key.
+# Why these queries? Write a function that returns the queries whose result changes, for any length and any tile sizes.
+# The check compares it with the kernel. You may assume that the length is a multiple of both sizes, so that no block
+# reaches past the last key.
 
 
 # %%
@@ -637,8 +588,8 @@ check("rows_that_change", rows_that_change)
 # Solutions are in [solutions/01_fa1](solutions/01_fa1).
 
 # %% [markdown]
-# **3. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results,
-# and how often each element is loaded.
+# **3. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results, and
+# how often each element is loaded.
 
 # %%
 # puzzle: fa1
@@ -646,8 +597,7 @@ check("rows_that_change", rows_that_change)
 # %% [markdown]
 # ## Your predictions
 #
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
-# what sets it. Look once more at those that were further away.
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
 
 # %%
 predictions()
@@ -655,10 +605,10 @@ predictions()
 # %% [markdown]
 # ## Where to read on
 #
-# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): Algorithm 1 is the forward pass,
-#   Algorithm 4 and appendix B are the backward pass, section 3.2 counts bytes.
-# * Milakov and Gimelshein 2018, [Online normalizer calculation for
-#   softmax](https://arxiv.org/abs/1805.02867): the correction by `alpha`, four years before FlashAttention.
+# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): Algorithm 1 is the forward pass, Algorithm 4
+#   and appendix B are the backward pass, section 3.2 counts bytes.
+# * Milakov and Gimelshein 2018, [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867): the
+#   correction by `alpha`, four years before FlashAttention.
 # * The first release, in CUDA:
 #   [fmha_fprop_kernel_1xN.h](https://github.com/Dao-AILab/flash-attention/blob/v1.0.9/csrc/flash_attn/src/fmha_fprop_kernel_1xN.h).
 # * [flash_versions/versions/fa1](../flash_versions/versions/fa1): the complete kernels of this notebook.

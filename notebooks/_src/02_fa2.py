@@ -14,22 +14,21 @@
 # %% [markdown]
 # # FA2: the same result with less of everything else
 #
-# FA1 keeps the score matrix out of memory. Two kinds of waste remain. Between two matrix products, the
-# tensor cores wait while other units execute many ordinary instructions. And when there are few queries,
-# most of the GPU has no work.
+# FA1 keeps the score matrix out of memory. Two kinds of waste remain. Between two matrix products, the tensor cores
+# wait while other units execute many ordinary instructions. And when there are few queries, most of the GPU has no
+# work.
 #
-# FlashAttention 2 (FA2) has no new formula. Its idea in one sentence: **execute fewer instructions
-# between two matrix products, and give all SMs work.** Its changes:
+# FlashAttention 2 (FA2) has no new formula. Its idea in one sentence: **execute fewer instructions between two matrix
+# products, and give all SMs work.** Its changes:
 #
 # * divide by the sum of exponentials once at the end, not after every block;
-# * compute with powers of two, so that one multiplication does both the scale and the change from $e^x$
-#   to $2^x$;
+# * compute with powers of two, so that one multiplication does both the scale and the change from $e^x$ to $2^x$;
 # * apply the mask only in blocks that the diagonal cuts;
 # * share the keys of one query among several programs (split-KV);
 # * in the backward pass, use many programs for each head, not one.
 #
-# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU. Cells that begin with
-# `%%needs_triton` need Linux.
+# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU. Cells that begin with `%%needs_triton`
+# need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -60,14 +59,13 @@ from lessons import (
     guess,
     instructions,
     measured,
-    own_gpu,
     predictions,
     recompiled,
     record,
     show,
     show_plain,
 )
-from lessons.pictures.memory import rooflines, traffic
+from lessons.pictures.memory import traffic
 from lessons.pictures.scores import splits, tiles
 from lessons.practice.folded import display_answer
 from matplotlib.figure import Figure
@@ -88,8 +86,8 @@ document = read_results()
 # %% [markdown]
 # ## What FA1 wastes
 #
-# **Multiplications.** The next cell compiles FA1's kernel for an H200 and counts the ordinary
-# multiplications in its loop over blocks, for each score.
+# **Multiplications.** The next cell compiles FA1's kernel for an H200 and counts the ordinary multiplications in its
+# loop over blocks, for each score.
 
 
 # %%
@@ -106,9 +104,9 @@ def per_score(found, scores=128 * 64):
 print(f"FA1, multiplications for each score: {fa1_loop['FMUL']:.1f}")
 
 # %% [markdown]
-# **Change one line.** In FA1's loop, `the_line` keeps `o` normalised. What is left of it if `o` may stay a sum
-# until the loop has ended? (The last division is then missing, so the result is wrong. Only the count matters here.)
-# Write your line; the cell compiles FA1 with it, in a copy of the package.
+# **Change one line.** In FA1's loop, `the_line` keeps `o` normalised. What is left of it if `o` may stay a sum until
+# the loop has ended? (The last division is then missing, so the result is wrong. Only the count matters here.) Write
+# your line; the cell compiles FA1 with it, in a copy of the package.
 
 # %%
 # %%needs_triton
@@ -136,9 +134,9 @@ display_answer(
 )
 
 # %% [markdown]
-# **Masks.** A causal mask costs a comparison and a selection for each score. FA1 does this in every block
-# that it visits, although only blocks on the diagonal need it. All queries of a tile see blocks left of the
-# diagonal completely.
+# **Masks.** A causal mask costs a comparison and a selection for each score. FA1 does this in every block that it
+# visits, although only blocks on the diagonal need it. All queries of a tile see blocks left of the diagonal
+# completely.
 
 # %%
 length, block_q, block_kv = 8192, 128, 64
@@ -148,9 +146,9 @@ cut = length // block_q * in_tile
 print(f"blocks visited: {visited}, blocks that need the mask: {cut} ({cut / visited:.1%})")
 
 # %% [markdown]
-# **The GPU.** When a model writes text, one query at a time looks at many keys in the KV cache. This is
-# called **decoding**. With one query, FA1 has only one tile of queries and so one program for each head.
-# A GPU has many more SMs than that, and each program reads all keys alone.
+# **The GPU.** When a model writes text, one query at a time looks at many keys in the KV cache. This is called
+# **decoding**. With one query, FA1 has only one tile of queries and so one program for each head. A GPU has many more
+# SMs than that, and each program reads all keys alone.
 
 # %%
 sms = 132  # of an H200
@@ -164,9 +162,9 @@ print(f"bandwidth of an H200: {HBM_TB_PER_S} TB/s")
 # %% [markdown]
 # ## The ideas, by hand
 #
-# **Normalise once.** In every block, FA1 multiplies `o` by the old sum and divides it by the new one. FA2
-# does neither. It keeps the sum of exponentials times values without dividing, in a variable `acc`, and
-# divides once at the end. Only the correction by `alpha` remains in the loop.
+# **Normalise once.** In every block, FA1 multiplies `o` by the old sum and divides it by the new one. FA2 does neither.
+# It keeps the sum of exponentials times values without dividing, in a variable `acc`, and divides once at the end. Only
+# the correction by `alpha` remains in the loop.
 
 # %%
 scores = np.array([[1.0, 3, 2, 5], [4, 4, 0, 1], [0, 1, 2, 3], [6, 0, 2, 1]])
@@ -186,13 +184,12 @@ truth = torch.softmax(torch.tensor(scores), -1) @ torch.tensor(values)
 print("equal after the last division:", np.allclose(o, truth))
 
 # %% [markdown]
-# **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs
-# one more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
-# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. `s` is now a plain product of a query
-# and a key, and `m` is the maximum of `s * scale_log2`. Such a number is an exponent of 2; the code says
-# that it is in *log2 units*. Then `s * scale_log2 - m`, the exponent of 2, is one
-# instruction, a multiply-add. The next cell computes the exponentials of one query in both ways. They are
-# equal. <!-- checked: powers_of_two -->
+# **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs one more
+# multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2 replaces this scale by
+# $\text{scale\_log2} = \log_2 e / \sqrt{d}$. `s` is now a plain product of a query and a key, and `m` is the maximum of
+# `s * scale_log2`. Such a number is an exponent of 2; the code says that it is in *log2 units*. Then `s * scale_log2 -
+# m`, the exponent of 2, is one instruction, a multiply-add. The next cell computes the exponentials of one query in
+# both ways. They are equal.
 
 # %%
 scale_log2 = np.log2(np.e)  # times 1 / sqrt(d), which is 1 here
@@ -203,10 +200,9 @@ print("with powers of e:", with_e)
 checked("powers_of_two", np.allclose(with_two, with_e))
 
 # %% [markdown]
-# **Split the keys.** Let two programs share the keys of one query. Each runs the same loop on its half of
-# the keys and does not know the other half. Each has a result `acc`, a maximum `m` and a sum `l`. To
-# combine them, correct both to the common maximum and add. This is the step of the online softmax again,
-# with halves in the place of blocks. <!-- key -->
+# **Split the keys.** Let two programs share the keys of one query. Each runs the same loop on its half of the keys and
+# does not know the other half. Each has a result `acc`, a maximum `m` and a sum `l`. To combine them, correct both to
+# the common maximum and add. This is the step of the online softmax again, with halves in the place of blocks.
 
 # %%
 halves = []
@@ -227,8 +223,8 @@ assert np.allclose(combined, truth[0])
 # %% [markdown]
 # ## The kernel: what changes
 #
-# The next cells compare two lessons, `lessons/fa1.py` and `lessons/fa2.py`. Red lines are
-# FA1's, green lines are FA2's. <!-- key --> `changes(..., plain=False)` shows the kernels with all options.
+# The next cells compare two lessons, `lessons/fa1.py` and `lessons/fa2.py`. Red lines are FA1's, green lines are FA2's.
+# `changes(..., plain=False)` shows the kernels with all options.
 #
 # First the softmax step: powers of two, with the scale inside.
 
@@ -238,10 +234,10 @@ changes("fa1", "fa2", "softmax_step")
 # %% [markdown]
 # Next, one block of keys.
 #
-# * The two lines that normalised `acc` are gone. <!-- key -->
+# * The two lines that normalised `acc` are gone.
 # * `acc * alpha` is passed to `tl.dot` as its accumulator: `tl.dot(p, v, x)` computes `x + p @ v`.
-# * `MASKED` is a `tl.constexpr`. The compiler makes two versions of the function, and the one with
-#   `MASKED=False` has no comparisons.
+# * `MASKED` is a `tl.constexpr`. The compiler makes two versions of the function, and the one with `MASKED=False` has
+#   no comparisons.
 
 # %%
 changes("fa1", "fa2", "fold_block")
@@ -249,29 +245,28 @@ changes("fa1", "fa2", "fold_block")
 # %% [markdown]
 # Last, the kernel.
 #
-# * The loop has become two: the first visits blocks that all queries of the tile see, without a mask; the
-#   second visits blocks that the diagonal cuts. `full_end` is the block where the second begins. (The
-#   kernel with all options has a third loop before these two. It visits the blocks that the left edge of
-#   a sliding window cuts.)
+# * The loop has become two: the first visits blocks that all queries of the tile see, without a mask; the second visits
+#   blocks that the diagonal cuts. `full_end` is the block where the second begins. (The kernel with all options has a
+#   third loop before these two. It visits the blocks that the left edge of a sliding window cuts.)
 # * The division has moved behind the loops.
-# * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
-#   visit. With one head of many tiles, this tile would otherwise start last, and the other SMs would wait for it.
-#   With many heads, the last head's long tiles start late in any case: [FA3](03_fa3.ipynb) counts that the order then
-#   gains nothing, and finds a better one.
+# * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to visit. With
+#   one head of many tiles, this tile would otherwise start last, and the other SMs would wait for it. With many heads,
+#   the last head's long tiles start late in any case: [FA3](03_fa3.ipynb) counts that the order then gains nothing, and
+#   finds a better one.
 
 # %%
 changes("fa1", "fa2", "forward_kernel")
 
 # %% [markdown]
-# `share_of_keys` and the second axis of the grid are for split keys; without splits, a program has all blocks that
-# its tile sees.
+# `share_of_keys` and the second axis of the grid are for split keys; without splits, a program has all blocks that its
+# tile sees.
 #
 # One more change is in the package's kernel only. Models often let several query heads share one head of keys and
-# values (GQA). FA2 puts the queries of all these heads into *one tile*, so a program reads K and V once for
-# all of them.
+# values (GQA). FA2 puts the queries of all these heads into *one tile*, so a program reads K and V once for all of
+# them.
 #
-# Which tile comes when? The number in a tile is its turn within its program. In FA2, program
-# p0 has the last queries, and only tiles on the diagonal have a mask. <!-- key -->
+# Which tile comes when? The number in a tile is its turn within its program. In FA2, program p0 has the last queries,
+# and only tiles on the diagonal have a mask.
 
 # %% tags=["hide-input"]
 tiles.compare(causal=True, versions=("fa1", "fa2"))
@@ -279,8 +274,8 @@ tiles.compare(causal=True, versions=("fa1", "fa2"))
 # %% [markdown]
 # ## Two predictions
 #
-# First prediction. You have seen how many multiplications FA1's loop has for each score. How many has FA2's
-# loop without a mask?
+# First prediction. You have seen how many multiplications FA1's loop has for each score. How many has FA2's loop
+# without a mask?
 
 # %%
 my_guess = None  # your guess here
@@ -292,8 +287,8 @@ fa2_loop, fa2_masked = per_score(compiled["sm_90"])
 guess(my_guess, fa2_loop["FMUL"], "multiplications for each score")
 
 # %% [markdown]
-# Second prediction. 4 query heads share one key head. One query in each head looks at 64 keys, in blocks of
-# 16. FA1 calls `fold_block` 16 times: 4 times for each head. How often does FA2 call it?
+# Second prediction. 4 query heads share one key head. One query in each head looks at 64 keys, in blocks of 16 keys.
+# FA1 calls `fold_block` 16 times: 4 times for each head. How often does FA2 call it?
 
 # %%
 my_guess = None  # your guess here
@@ -313,11 +308,10 @@ guess(my_guess, folds["fa2"], "FA2 calls it", "times")
 assert folds["fa1"] == 16
 
 # %% [markdown]
-# Now a causal call with 64 queries in tiles of 16. A frame of the film is one block. <!-- key --> On the
-# left are the scores that have been computed so far; masked scores are white. On the right is the norm of
-# `acc` for each query of the tile, before and after the block. <!-- key --> Blocks with a mask are on the
-# diagonal. <!-- checked: masks_on_the_diagonal --> `acc` is not normalised: in most blocks it grows, and
-# in a few it shrinks, because a larger maximum has arrived. <!-- checked: acc_grows -->
+# Now a causal call with 64 queries in tiles of 16. A frame of the film is one block. On the left are the scores that
+# have been computed so far; masked scores are white. On the right is the norm of `acc` for each query of the tile,
+# before and after the block. Blocks with a mask are on the diagonal. `acc` is not normalised: in most blocks it grows,
+# and in a few it shrinks, because a larger maximum has arrived.
 
 # %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
@@ -380,8 +374,8 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## Split the keys, watched
 #
-# One query looks at 192 keys, in 4 splits. Each split is a program of its own, on the second axis of the
-# grid. The picture shows which blocks of keys each split has. <!-- key -->
+# One query looks at 192 keys, in 4 splits. Each split is a program of its own, on the second axis of the grid. The
+# picture shows which blocks of keys each split has.
 
 # %% tags=["hide-input"]
 splits.ranges(blocks=12, n=4)
@@ -398,9 +392,8 @@ for split, state in last.items():
     )
 
 # %% [markdown]
-# Combine the results of the splits two at a time; the order does not matter. FA2's maximum is in log2
-# units, so the weights are powers of two. <!-- key --> The result equals that of the kernel.
-# <!-- checked: combined -->
+# Combine the results of the splits two at a time; the order does not matter. FA2's maximum is in log2 units, so the
+# weights are powers of two. The result equals that of the kernel.
 
 # %%
 parts = [(x["acc"][0], x["row_max"][0], x["row_sum"][0]) for x in last.values()]
@@ -418,24 +411,23 @@ checked("combined", equal)
 splits.tree(4)
 
 # %% [markdown]
-# *Each coloured box is the result of one split. Each white box combines two results.* <!-- key -->
+# *Each coloured box is the result of one split. Each white box combines two results.*
 #
-# In the package, a second kernel combines the splits. It does not build a tree. It has one program for
-# each query of each head. The program loops over the splits, several at a time, and keeps a maximum, a
-# sum and an accumulator, as the forward kernel does for blocks of keys. Starting a kernel takes some
-# microseconds. An H200 can start this kernel while the splits still run, which hides that time. The kernel
-# then waits in `gdc_wait` (gdc: grid dependency control) until the results of the splits are in memory. With
-# `gdc_launch_dependents` it allows whatever kernel the program launches next to start early, too.
-# <!-- key -->
+# In the package, a second kernel combines the splits. It does not build a tree. It has one program for each query of
+# each head. The program loops over the splits, several at a time, and keeps a maximum, a sum and an accumulator, as the
+# forward kernel does for blocks of keys. Starting a kernel takes some microseconds. An H200 can start this kernel while
+# the splits still run, which hides that time. The kernel then waits in `gdc_wait` (gdc: grid dependency control) until
+# the results of the splits are in memory. With `gdc_launch_dependents` it allows whatever kernel the program launches
+# next to start early, too.
 
 # %% tags=["hide-input"]
 show(fa2_combine.combine_kernel, docstring=False)
 
 # %% [markdown]
-# How many splits should there be? The package computes how many programs there would be with one split. If
-# they occupy at least 80 % of the SMs (`FULL`), it stays at one split. Otherwise,
-# the number of splits is chosen so that each SM gets about two programs. But each split gets at least
-# four blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
+# How many splits should there be? The package computes how many programs there would be with one split. If they occupy
+# at least 80 % of the SMs (`FULL`), it stays at one split. Otherwise, the number of splits is chosen so that each SM
+# gets about two programs. But each split gets at least four blocks, because combining very short splits costs more than
+# it gains.
 
 # %%
 show(fa2_splits.choose_num_splits, docstring=False)
@@ -447,8 +439,7 @@ for heads in (8, 32, 128):
 # %% [markdown]
 # ## What the compiler makes of it
 #
-# This table counts instructions for each score: for FA1's loop, and for FA2's loops without and with a
-# mask. <!-- key -->
+# This table counts instructions for each score: for FA1's loop, and for FA2's loops without and with a mask.
 
 # %% tags=["hide-input"]
 # %%needs_triton
@@ -483,11 +474,10 @@ Markdown(
 )
 
 # %% [markdown]
-# The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work
-# there is for each score that a query sees, with a causal mask. <!-- key --> FA2 needs only a few of
-# FA1's comparisons with the mask. FA1 multiplies `o` by two factors in each block, and FA2 multiplies
-# `acc` by one. <!-- checked: ordinary_work --> FA4 can leave out most of these multiplications; the
-# figure assumes that it does, and [FA4's notebook](04_fa4.ipynb) explains when. <!-- key -->
+# The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work there is for each
+# score that a query sees, with a causal mask. FA2 needs only a few of FA1's comparisons with the mask. FA1 multiplies
+# `o` by two factors in each block, and FA2 multiplies `acc` by one. FA4 can leave out most of these multiplications;
+# the figure assumes that it does, and [FA4's notebook](04_fa4.ipynb) explains when.
 
 # %% tags=["hide-input"]
 one, two = (traffic.count(name, 8192, 64, causal=True) for name in ("fa1", "fa2"))
@@ -498,8 +488,8 @@ traffic.ordinary_work(head_dim=64)
 # %% [markdown]
 # ## What it is worth
 #
-# The next figure was measured on an H200. It shows the speed of each version, divided by that of
-# PyTorch's own FlashAttention 2. This notebook is about the distance from fa1 to fa2. <!-- key -->
+# The next figure was measured on an H200. It shows the speed of each version, divided by that of PyTorch's own
+# FlashAttention 2. This notebook is about the distance from fa1 to fa2.
 
 # %% tags=["hide-input"]
 measured("speedup")
@@ -528,50 +518,44 @@ Markdown(
 )
 
 # %% [markdown]
-# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte,
-# the vertical axis is the measured rate. The slanted line is the most that the bandwidth of HBM
-# allows, the flat line the most that the tensor cores can do. The bytes of a version can be counted in two
-# ways, so each version is a horizontal bar between two points. For the left point, all bytes that its
-# programs read and write are counted; for the right point, each number of the inputs and the result once. A
-# left point above the slanted line means that L2 delivered some of the bytes. <!-- key -->
+# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte of q, k, v and o,
+# each counted once; the vertical axis is the measured rate. The slanted line is the most that the bandwidth of HBM
+# allows, the flat line the most that the tensor cores can do.
 #
-# The right points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the
-# bandwidth of HBM does not limit them. <!-- checked: not_memory --> The dotted line is another upper limit,
-# for a kernel that computes either products or exponentials at any moment, and never both. (An SM
-# computes 16 exponentials or 2048 multiply-adds of tensor cores in a cycle.) FA3 is above it, because it
-# does both at the same time. <!-- checked: fa3_above -->
+# The points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the bandwidth of HBM
+# does not limit them. "One after the other" is another upper limit, for a kernel that computes either products or
+# exponentials at any moment, and never both. (An SM computes 16 exponentials or 2048 multiply-adds of tensor cores in a
+# cycle.) FA3 is above it, because it does both at the same time.
 
 # %% tags=["hide-input"]
-points = rooflines.points()
-checked("not_memory", all(points[v][2] < 0.5 * points[v][1] * HBM_TB_PER_S for v in ("fa1", "fa2")))
+group = next(
+    x for shape, x in shapes(document, "table").items() if shape[4:7] == (4096, 128, False)
+)
+rates = {name: rate_of(group, name) for name in ("fa1", "fa2", "fa3")}
+counts = {name: traffic.count(name, 4096, 128, causal=False) for name in ("fa1", "fa2")}
+reach = {name: HBM_TB_PER_S * x.needed / x.least for name, x in counts.items()}
+checked("not_memory", all(rates[name] < 0.5 * most for name, most in reach.items()))
 in_turn = 1 / (1 / TENSOR_TFLOPS + 1 / exp2_roof(128))
-checked("fa3_above", points["fa2"][2] < in_turn < points["fa3"][2])
-rooflines.draw()
-
-# %% [markdown]
-# If your machine has a GPU, this cell measures all versions on it:
-
-# %% tags=["varies"]
-own_gpu()
+checked("fa3_above", rates["fa2"] < in_turn < rates["fa3"])
+measured("roofline")
 
 # %% [markdown]
 # ## Backward: each program writes its own part
 #
-# FA1's backward had one program for each head, which read and wrote all of `dq` for each block of keys. FA2
-# splits it so that no two programs write the same gradient:
+# FA1's backward had one program for each head, which read and wrote all of `dq` for each block of keys. FA2 splits it
+# so that no two programs write the same gradient:
 #
 # * a small kernel computes `delta`, once for each query;
-# * in the second kernel, a program has one block of *keys*, loops over the queries that see it, and
-#   computes the block's `dk` and `dv`;
-# * in the third kernel, a program has one tile of *queries*, loops over their keys, and computes the tile's
-#   `dq`.
+# * in the second kernel, a program has one block of *keys*, loops over the queries that see it, and computes the
+#   block's `dk` and `dv`;
+# * in the third kernel, a program has one tile of *queries*, loops over their keys, and computes the tile's `dq`.
 #
-# Each program keeps its gradients in registers and writes them once. The price is two more products. A
-# single kernel would need five products of tiles: the scores $QK^T$, the gradient of the weights
-# $dO\,V^T$, and `dv`, `dk` and `dq`. The second kernel computes four of them (all but `dq`), and the third computes
-# three (the first two and `dq`): seven in all. The backward pass also needs less from the forward pass: one number for each query, not two.
-# This is the log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s -
-# \text{lse}}$. The next cell shows two functions of the third kernel.
+# Each program keeps its gradients in registers and writes them once. The price is two more products. A single kernel
+# would need five products of tiles: the scores $QK^T$, the gradient of the weights $dO\,V^T$, and `dv`, `dk` and `dq`.
+# The second kernel computes four of them (all but `dq`), and the third computes three (the first two and `dq`): seven
+# in all. The backward pass also needs less from the forward pass: one number for each query, not two. This is the
+# log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s - \text{lse}}$. The next cell shows
+# two functions of the third kernel.
 
 # %% tags=["hide-input"]
 show_plain("fa2", "probabilities", "fold_keys", file="backward.py")
@@ -596,9 +580,8 @@ Markdown(
 )
 
 # %% [markdown]
-# In the next figure, longer sequences come in smaller batches. <!-- key --> FA1 is slowest for the longest
-# sequences, where it has the fewest programs, and FA2 keeps nine tenths of its best rate or
-# more. <!-- checked: backward_over_length -->
+# In the next figure, longer sequences come in smaller batches. FA1 is slowest for the longest sequences, where it has
+# the fewest programs, and FA2 keeps nine tenths of its best rate or more.
 
 # %% tags=["hide-input"]
 measured("backward")
@@ -616,10 +599,10 @@ checked("backward_over_length", over_length["fa2"][-1] > 0.9 * max(over_length["
 # %% [markdown]
 # ## Exercises
 #
-# **1. Combine splits.** `acc` has the shape (splits, rows, dim); `row_max` and `row_sum` have the shape
-# (splits, rows) and are in log2 units. Return `o` (rows, dim) and the LSE (rows), with the natural
-# logarithm. For some rows a split has seen no key; its `row_max` is $-\infty$ there. Some rows see no key
-# at all: their `o` is 0, and their LSE is $-\infty$.
+# **1. Combine splits.** `acc` has the shape (splits, rows, dim); `row_max` and `row_sum` have the shape (splits, rows)
+# and are in log2 units. Return `o` (rows, dim) and the LSE (rows), with the natural logarithm. For some rows a split
+# has seen no key; its `row_max` is $-\infty$ there. Some rows see no key at all: their `o` is 0, and their LSE is
+# $-\infty$.
 
 
 # %%
@@ -630,8 +613,8 @@ def combine(acc, row_max, row_sum):
 check("combine", combine)
 
 # %% [markdown]
-# **2. Repair a loop whose correction is missing.** First see what happens: this cell runs the real kernel with
-# `alpha` set to 1. Most queries get a wrong result, but some do not. <!-- checked: some_right -->
+# **2. Repair a loop whose correction is missing.** First see what happens: this cell runs the real kernel with `alpha`
+# set to 1. Most queries get a wrong result, but some do not.
 
 # %%
 softmax_step = fa2.softmax_step
@@ -652,9 +635,8 @@ print("queries whose result is still right:", *same.tolist())
 checked("some_right", 0 < len(same) < 32)
 
 # %% [markdown]
-# Why these queries? Look at the maximum after each block, for one query whose result is right and for two
-# others. If the largest score of a query is in the first block, no later block needs a
-# correction. <!-- checked: right_from_the_start -->
+# Why these queries? Look at the maximum after each block, for one query whose result is right and for two others. If
+# the largest score of a query is in the first block, no later block needs a correction.
 
 # %%
 maxima = np.stack([step.after["row_max"] for step in right])
@@ -692,8 +674,8 @@ check("attend", attend)
 # Solutions are in [solutions/02_fa2](solutions/02_fa2).
 
 # %% [markdown]
-# **3. The reduction, as a kernel.** In exercise 1 the parts were arrays. Here each program loads what it needs of
-# them. The check puts NaN in a part that has no keys.
+# **3. The reduction, as a kernel.** In exercise 1 the parts were arrays. Here each program loads what it needs of them.
+# The check puts NaN in a part that has no keys.
 
 # %%
 # puzzle: combine
@@ -701,8 +683,7 @@ check("attend", attend)
 # %% [markdown]
 # ## Your predictions
 #
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
-# what sets it. Look once more at those that were further away.
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
 
 # %%
 predictions()
@@ -710,12 +691,11 @@ predictions()
 # %% [markdown]
 # ## Where to read on
 #
-# * Dao 2023, [FlashAttention-2](https://arxiv.org/abs/2307.08691): section 3.1 has the algorithm, section
-#   3.2 the grid.
+# * Dao 2023, [FlashAttention-2](https://arxiv.org/abs/2307.08691): section 3.1 has the algorithm, section 3.2 the grid.
 # * Dao, Haziza, Massa, Sizov 2023, [Flash-Decoding for long-context
 #   inference](https://pytorch.org/blog/flash-decoding/): how the keys are split.
 # * The original, in CUDA:
 #   [csrc/flash_attn/src/flash_fwd_kernel.h](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_kernel.h).
 # * `python -m flash_versions.diff fa1 fa2` writes all changes from one lesson to the other to the terminal.
-# * Next: [FlashAttention 3](03_fa3.ipynb). FA2's loop has few instructions left, but it still executes its
-#   steps one after the other.
+# * Next: [FlashAttention 3](03_fa3.ipynb). FA2's loop has few instructions left, but it still executes its steps one
+#   after the other.

@@ -14,23 +14,23 @@
 # %% [markdown]
 # # FA3: load, multiply and exponentiate at the same time
 #
-# FA2 does its steps one after the other: its warps load a tile, multiply, compute exponentials and
-# multiply again. On a Hopper GPU three different units do these steps: one copies, the tensor cores
-# multiply, and the special function unit computes exponentials. All three could work at the same time. FA3 changes no formula. It changes which warps do what, and when:
+# FA2 loads a tile, multiplies, computes exponentials and multiplies again. On a Hopper GPU three different units do
+# these steps, and all three could work at the same time. FA3 changes no formula. It changes which warps do what, and
+# when:
 #
 # * **Asynchronous copies.** One thread requests a whole tile, and a copy engine, TMA, fetches it.
-# * **Asynchronous products.** A warpgroup (four warps) issues a matrix product and goes on while
-#   the tensor cores compute it. The instruction is called WGMMA.
+# * **Asynchronous products.** A warpgroup (four warps) issues a matrix product and goes on while the tensor cores
+#   compute it. The instruction is called WGMMA.
 # * **Roles.** One warp only loads. The other warps only compute.
-# * **Order.** With a causal mask some tiles have more work than others. FA3 starts the tiles of all
-#   heads in the order of their work, most work first.
+# * **Order.** With a causal mask some tiles have more work than others. FA3 starts the tiles of all heads in the order
+#   of their work, most work first.
 # * **Many sequences.** Sequences of different lengths and masks for documents, shared prompts and trees leave out the
 #   tiles that nothing needs.
 # * **8-bit numbers**, as an option. The tensor cores multiply them at twice the rate.
 #
-# Time: about 105 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
-# form that this notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need
-# no GPU. Cells that begin with `%%needs_triton` need Linux.
+# Time: about 105 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the form that this
+# notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need no GPU. Cells that begin
+# with `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -55,7 +55,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from IPython.display import Markdown, display
-from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
+from lessons import changes, check, checked, guess, instructions, measured, record
 from lessons import predictions, recompiled, show, show_plain
 from lessons.kernels.simulated import box_in_sequence, simulated
 from lessons.pictures.pipeline import attend, gantt
@@ -63,10 +63,9 @@ from lessons.pictures.scores import masked, tiles
 from lessons.pictures.scores.schedule import square, visits
 from lessons.practice.exercises.notebook_03 import finish_time
 from lessons.practice.folded import display_answer
-from matplotlib.figure import Figure
 from triton.experimental import gluon
 
-from flash_versions import attention, attention_reference, masks
+from flash_versions import attention, masks
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
 from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
@@ -98,12 +97,12 @@ def table(head, rows):
 # %% [markdown]
 # ## What FA2 wastes
 #
-# The cell below compiles FA2's kernel for a Hopper GPU and lists the events of its inner loop in their
-# order. (Compiling needs no GPU. It takes a while the first time.) `HGMMA` is the machine instruction for
-# a WGMMA, a product on the tensor cores (`smem` if both operands are in shared memory, `regs` if one is
-# in registers), `MUFU.EX2` an exponential on the special function unit, `LDGSTS` a copy of 16 bytes into
-# shared memory. `BAR.SYNC` makes warps wait for each other. `wait 0` waits until all products are
-# finished. `x8` means that eight such instructions follow each other. <!-- key -->
+# The cell below compiles FA2's kernel for a Hopper GPU and lists the events of its inner loop in their order.
+# (Compiling needs no GPU. It takes a while the first time.) `HGMMA` is the machine instruction for a WGMMA, a product
+# on the tensor cores (`smem` if both operands are in shared memory, `regs` if one is in registers), `MUFU.EX2` an
+# exponential on the special function unit, `LDGSTS` a copy of 16 bytes into shared memory. `BAR.SYNC` makes warps wait
+# for each other. `wait 0` waits until all products are finished. `x8` means that eight such instructions follow each
+# other.
 
 # %% tags=["hide-input"]
 # %%needs_triton
@@ -126,9 +125,8 @@ order = [names(fa2).index(x) for x in ("HGMMA smem", "wait 0", "MUFU.EX2", "HGMM
 checked("fa2_in_turn", order == sorted(order))
 
 # %% [markdown]
-# Read the line from the left. <!-- key --> The warps issue S = Q Kᵀ, **wait** for it, compute all exponentials
-# of the tile, and then issue P V. <!-- checked: fa2_in_turn --> While they compute the
-# exponentials, they give the tensor cores nothing to do.
+# Read the line from the left. The warps issue S = Q Kᵀ, **wait** for it, compute all exponentials of the tile, and then
+# issue P V. While they compute the exponentials, they give the tensor cores nothing to do.
 
 # %% [markdown]
 # **Change one line.** FA2's loop at least loads ahead: `LDGSTS` copies a later block while this one is computed.
@@ -159,10 +157,9 @@ display_answer(
 )
 
 # %% [markdown]
-# What do the turns cost? An SM has a fixed rate for products and a fixed rate for exponentials. From
-# both rates follow the cycles that the products and the exponentials of one tile of scores need. If they
-# come in turns, their sum limits the speed; the next table has this limit beside the speed that FA2 reaches
-# on an H200. <!-- key -->
+# What do the turns cost? From the fixed rates of an SM follow the cycles that the products and the exponentials of one
+# tile need. If they come in turns, their sum limits the speed; the next table has this limit beside the speed that FA2
+# reaches on an H200.
 
 # %% tags=["hide-input"]
 results = read_results()
@@ -197,16 +194,14 @@ say(
 )
 
 # %% [markdown]
-# FA3 keeps the two units busy at the same time. (The other remedy is to make exponentials cheaper:
-# [FA4](04_fa4.ipynb) does that.)
+# FA3 keeps the two units busy at the same time. (The other remedy is to make exponentials cheaper: [FA4](04_fa4.ipynb)
+# does that.)
 
 # %% [markdown]
 # ## Overlap by hand
 #
-# Take four queries and four keys, one key to a block, so four steps. Both loops below walk from the
-# last block of keys to the first one, as FA3's kernel for Hopper does: with a causal mask it then
-# begins with the block on the diagonal, the only one that needs the mask, and its loop needs none. (FA2 walks from the first block to
-# the last. The result is the same up to rounding.)
+# Take four queries and four keys, one key to a block. Both loops below walk from the last block of keys to the first
+# one, as FA3's kernel for Hopper does: with a causal mask only the first block then needs the mask.
 #
 # First FA2's order of operations: S, softmax and P V of one block after the other.
 
@@ -238,10 +233,9 @@ print(" → ".join(log))
 print(expected)
 
 # %% [markdown]
-# Now FA3's order. The product S of a block needs nothing from the block before it. So FA3
-# **issues** S of a block before P V of the previous block, and computes the softmax of the block
-# while P V may still be running. P V is then always one block late. The first S comes before the
-# loop, the last P V after it.
+# Now FA3's order. The product S of a block needs nothing from the block before it. So FA3 **issues** S of a block
+# before P V of the previous block, and computes the softmax of the block while P V may still be running. P V is then
+# always one block late. The first S comes before the loop, the last P V after it.
 
 
 # %%
@@ -270,17 +264,17 @@ print("the same bits:", torch.equal(found, expected))
 checked("same_bits", torch.equal(found, expected))
 
 # %% [markdown]
-# Both loops do the same additions and products in the same order, so their outputs have the same
-# bits. <!-- checked: same_bits --> Only the waiting has moved.
+# Both loops do the same additions and products in the same order, so their outputs have the same bits. Only the waiting
+# has moved.
 #
-# This is the overlap **inside** a warpgroup. FA3 has a second kind of overlap, **between**
-# warpgroups. It gives a program two warpgroups with 64 queries each, and they take turns: while one
-# computes its softmax, the tensor cores work on the products of the other. That is *ping-pong*.
+# This is the overlap **inside** a warpgroup. FA3 has a second kind of overlap, **between** warpgroups. It gives a
+# program two warpgroups with 64 queries each, and they take turns: while one computes its softmax, the tensor cores
+# work on the products of the other. That is *ping-pong*.
 #
 # ### Your prediction
 #
-# The kernel was measured on an H200 with both kinds of overlap and with neither (bf16, head_dim 128,
-# 2048 tokens, no mask). How many times as fast is it with both?
+# The kernel was measured on an H200 with both kinds of overlap and with neither (bf16, head_dim 128, 2048 tokens, no
+# mask). How many times as fast is it with both?
 
 # %%
 my_guess = None  # your guess here, such as 1.5
@@ -291,11 +285,9 @@ gain = {series: bars["both"] / bars["neither"] for series, bars in speeds.items(
 guess(my_guess, gain["measured on an H200"], "both, against neither, on an H200", "times as fast")
 
 # %% [markdown]
-# Why this much? A small timing simulator helps. It has two warpgroups, called *consumers* because they use the
-# tiles that have been loaded. They share one tensor core and one exponential unit. (The timing simulator treats
-# the four tensor cores of an SM as one.) The durations were measured on an H200: in
-# one launch, the kernel recorded the time at which each step began. <!-- key --> The next picture shows both consumers starting in the same
-# cycle. <!-- key -->
+# Why this much? A small timing simulator helps. It has two warpgroups, called *consumers*, that share one tensor core
+# and one exponential unit. The durations were measured on an H200. The next picture shows both consumers starting in
+# the same cycle.
 
 # %% tags=["hide-input"]
 display(gantt.schedules())
@@ -304,15 +296,12 @@ checked("each_fills", cycles["both"] < min(cycles["ping-pong only"], cycles["ove
 checked("each_helps", max(cycles["ping-pong only"], cycles["overlap only"]) < cycles["neither"])
 
 # %% [markdown]
-# *Four blocks of keys for each of the two consumers, on one time axis. S3 is the product S of block
-# 3. Without ping-pong the tensor core alternates between the products of the two consumers, one
-# instruction at a time, which gives the narrow stripes. <!-- key --> The exponential unit
-# alternates in the same way, hence the green stripes. <!-- key --> Look at the gaps in the rows of
-# the tensor core. <!-- key -->*
+# *Four blocks of keys for each of the two consumers, on one time axis; S3 is the product S of block 3. Without
+# ping-pong the tensor core alternates between the products of the two consumers, one instruction at a time, which gives
+# the narrow stripes. Look at the gaps in the rows of the tensor core.*
 #
-# Each kind of overlap alone shortens the program in the picture. <!-- checked: each_helps --> Both
-# together shorten it most. <!-- checked: each_fills --> But the simulated gain depends on how the
-# consumers start:
+# Each kind of overlap alone shortens the program in the picture. Both together shorten it most. But the simulated gain
+# depends on how the consumers start:
 
 # %% tags=["hide-input"]
 display(gantt.against_measured())
@@ -328,21 +317,19 @@ checked("apart_needs_no_turns", abs(apart["overlap only"] / apart["both"] - 1) <
 checked("gpu_like_apart", all(abs(gpu[name] / apart[name] - 1) < 0.1 for name in gpu))
 
 # %% [markdown]
-# *The speed of each schedule, divided by the speed of `both`. <!-- key --> The timing simulator with
-# consumers half a block apart and the H200 differ by less than 10 % in every group of bars.
-# <!-- checked: gpu_like_apart -->*
+# *The speed of each schedule, divided by the speed of `both`. The timing simulator with consumers half a block apart
+# and the H200 differ by less than 10 % in every group of bars. *
 #
-# So ping-pong separates consumers that run in step. For consumers that are already apart it adds
-# nothing. <!-- checked: apart_needs_no_turns -->
+# So ping-pong separates consumers that run in step. For consumers that are already apart it adds nothing.
 
 # %% [markdown]
 # ## Asynchronous copies
 #
-# FA2's threads compute the address of every element that they load, and a mask for rows beyond the end.
-# FA3 uses a **tensor descriptor**. It says once at which address a tensor begins, which shape and strides
-# it has, and how large a **box** is. A box is the part of the tensor that one copy takes. A copy then needs
-# only the position of the box. One thread requests it, TMA performs it, and elements outside of the tensor
-# arrive as zeros. (A dimension with one element, here the batch, may have any stride.)
+# FA2's threads compute the address of every element that they load, and a mask for rows beyond the end. FA3 uses a
+# **tensor descriptor**. It says once at which address a tensor begins, which shape and strides it has, and how large a
+# **box** is. A box is the part of the tensor that one copy takes. A copy then needs only the position of the box. One
+# thread requests it, TMA performs it, and elements outside of the tensor arrive as zeros. (A dimension with one
+# element, here the batch, may have any stride.)
 
 # %%
 x = torch.randn(1, 6, 2, 16)  # (batch, length, heads, head_dim)
@@ -352,16 +339,16 @@ print("strides", box.strides)
 print("box    ", box.block_shape)
 
 # %% [markdown]
-# FA3 has two kernels: a *portable* one in Triton, which runs on every GPU, and one
-# for Hopper, of which more below. This is the function that loads a box, in the lesson of the portable
-# kernel; a click below it shows that of the package.
+# FA3 has two kernels: a *portable* one in Triton, which runs on every GPU, and one for Hopper, of which more below.
+# This is the function that loads a box, in the lesson of the portable kernel; a click below it shows that of the
+# package.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "load_rows")
 
 # %% [markdown]
-# Now the whole portable kernel, in the simulator. There are six keys
-# in blocks of four, so the second box ends two rows behind the last key.
+# Now the whole portable kernel, in the simulator. There are six keys in blocks of four, so the second box ends two rows
+# behind the last key.
 
 # %%
 q, k, v = (torch.randn(1, n, 1, 16) for n in (16, 6, 6))
@@ -376,25 +363,23 @@ checked("zeros_arrive", not beyond[0].any())
 checked("scores_masked", np.isneginf(beyond[1]).all() and not beyond[2].any())
 
 # %% [markdown]
-# The two rows behind the end are zeros. <!-- checked: zeros_arrive --> A key of zeros has a score of 0
-# and not −inf, so it would get a weight in the softmax. The kernel therefore masks the *scores* of this
-# block: they become −inf, and their p is 0. <!-- checked: scores_masked --> The *loads* need no mask any
-# more. This is what changes in the function that folds a block of keys into the state:
+# The two rows behind the end are zeros. A key of zeros has a score of 0 and not −inf, so it would get a weight in the
+# softmax. The kernel therefore masks the *scores* of this block: they become −inf, and their p is 0. The *loads* need
+# no mask any more. This is what changes in the function that folds a block of keys into the state:
 
 # %% tags=["hide-input"]
 changes("fa2", "fa3", "fold_block")
 
 # %% [markdown]
-# Loads by pointers and a mask (red) have become boxes (green). <!-- key --> The softmax,
-# `softmax_step`, is unchanged.
+# Loads by pointers and a mask (red) have become boxes (green). The softmax, `softmax_step`, is unchanged.
 
 # %% [markdown]
 # ## The order of causal tiles
 #
-# With a causal mask the last tile of queries sees all keys and the first tile sees one block. The
-# GPU gives the next tile to the first SM that is free. Suppose that there are 16 heads with 16
-# tiles each, on 132 SMs, and count time in blocks: an SM computes one block of keys after the other. If all
-# SMs were busy until the end, the work would take so long:
+# With a causal mask the last tile of queries sees all keys and the first tile sees one block. The GPU gives the next
+# tile to the first SM that is free. Suppose that there are 16 heads with 16 tiles each, on 132 SMs, and count time in
+# blocks: an SM computes one block of keys after the other. If all SMs were busy until the end, the work would take so
+# long:
 
 # %%
 HEADS, TILES, SMS = 16, 16, 132
@@ -404,8 +389,8 @@ print(f"{ideal:.1f} blocks")
 # %% [markdown]
 # ### Your prediction
 #
-# FA2 starts the tiles head after head, and within each head the tile with most blocks first. After
-# how many blocks is the last tile done?
+# FA2 starts the tiles head after head, and within each head the tile with most blocks first. After how many blocks is
+# the last tile done?
 
 # %%
 my_guess = None  # your guess here, in blocks
@@ -430,11 +415,10 @@ checked("reversing_gains_nothing", fa1_end == fa2_end)
 checked("together_gains", fa3_end < 0.7 * fa2_end)
 
 # %% [markdown]
-# With this many heads FA2's order, the longest tile of a head first, gains nothing over FA1.
-# <!-- checked: reversing_gains_nothing --> The tiles of the last heads start last, and heavy tiles are
-# among them. While these run, most other SMs have no work left. FA3 takes the tiles of **all heads
-# together**, the heaviest first. The tiles that start last are then short, and the end comes much
-# earlier. <!-- checked: together_gains -->
+# With this many heads FA2's order, the longest tile of a head first, gains nothing over FA1. The tiles of the last
+# heads start last, and heavy tiles are among them. While these run, most other SMs have no work left. FA3 takes the
+# tiles of **all heads together**, the heaviest first. The tiles that start last are then short, and the end comes much
+# earlier.
 #
 # ### Exercise: `causal_order`
 #
@@ -450,13 +434,9 @@ def causal_order(heads, tiles):
 check("causal_order", causal_order)
 
 # %% [markdown]
-# In the kernel, a program has its `number` in the grid and computes from it which tile of which head it
-# works on. `tiles` is the number of tiles of a head; the grid has the tiles of all heads. The order
-# takes `section` heads together, and the next ones after them. The keys and values of all heads of a
-# section fit into the L2 cache together. In a larger section, they would push each other out of the
-# cache. `first` is the first head of the section, `width` the number of its heads, and `turn` the
-# position of the program in the section. The function returns `head * tiles + t`. Here tiles are counted
-# from the other end than in the exercise: `t` = 0 is the *last* tile of queries, the heaviest one.
+# In the kernel, a program has its `number` in the grid and computes from it which tile of which head it works on. The
+# order takes `section` heads together, whose keys and values fit into the L2 cache, and the next ones after them. The
+# function returns `head * tiles + t`. Here `t` = 0 is the *last* tile of queries, the heaviest one.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "heavy_first")
@@ -469,12 +449,11 @@ checked("starting_tiles", [v.tile for v in starts] == [0, 5, 5])
 checked("last_block_first", [v.block for v in starts] == [0, 0, 5])
 
 # %% [markdown]
-# *One head. Here p0 is the tile that starts first; the numbers in a row are the order of its blocks.
-# <!-- key --> FA1 starts with the lightest tile, FA2 and FA3 with the heaviest.
-# <!-- checked: starting_tiles --> FA3's kernel for Hopper also walks the
-# blocks of each tile from the last to the first. <!-- checked: last_block_first -->*
+# *One head. Here p0 is the tile that starts first; the numbers in a row are the order of its blocks. FA1 starts with
+# the lightest tile, FA2 and FA3 with the heaviest. FA3's kernel for Hopper also walks the blocks of each tile from the
+# last to the first.*
 #
-# One head cannot show how heads take turns. The next picture has three heads. <!-- key -->
+# One head cannot show how heads take turns. The next picture has three heads.
 
 # %% tags=["hide-input"]
 display(tiles.walk_order())
@@ -483,84 +462,26 @@ last = [max(tile.end for tile in walk) for walk in (grid, static, dynamic)]
 checked("counter_as_good", last[2] == last[0] < last[1])
 
 # %% [markdown]
-# *Which SM works on which tile, and when. The letter is the head; a bar is as long as the tile has
-# blocks. <!-- key --> The first two panels are FA2's and FA3's order. <!-- key --> The last two panels
-# are for **persistent** programs, one per SM, which stay on the GPU and walk from tile to tile.
-# <!-- key --> A persistent program needs no new start for each tile and can load the next tile's data
-# while it finishes the current one. It either takes its tiles in fixed rounds ("static"), which go back and
-# forth: of n programs, the one with the heaviest tile of a round has the lightest of the next. Or it claims
-# the next tile from a counter when it is free ("claimed").* With the counter, the
-# last tile ends as early as in the second panel; with the static order it ends later.
-# <!-- checked: counter_as_good -->
-
-# %% [markdown]
-# ## A run with every intermediate
-#
-# Four tiles of 16 queries, four blocks of 16 keys, causal. Each frame of the film shows which tiles have
-# been visited, the scores of the current block, P, and the state of the rows. <!-- key --> It is the
-# portable kernel, which walks from the first block to the last. <!-- key --> The one for Hopper follows below.
-
-# %% tags=["hide-input"]
-q, k, v = (torch.randn(1, 64, 1, 16) for _ in range(3))
-steps = record("fa3", q, k, v, causal=True, block_q=16, block_kv=16)
-
-
-def draw(number):
-    """One step: the map of tiles, scores, P, and the rows' maxima and sums."""
-    step, figure = steps[number], Figure(figsize=(5, 3.8), layout="constrained")
-    where, scores, p, state = figure.subplots(2, 2).flatten()
-    visited = np.zeros((4, 4))
-    for earlier in steps[: number + 1]:
-        visited[3 - earlier.program, earlier.j] = 1  # the last tile of queries has number 0
-    visited[3 - step.program, step.j] = 2
-    where.imshow(visited, cmap="Blues", vmin=0, vmax=2, aspect="auto")
-    where.set(title="tiles done", xlabel="block of keys", ylabel="tile of queries")
-    scores.imshow(step.after["s"], cmap="PuOr", vmin=-12, vmax=12, aspect="auto")
-    scores.set(title=f"S, block {step.j}", xticks=[], yticks=[])
-    p.imshow(step.after["p"], cmap="Greens", vmin=0, vmax=1, aspect="auto")
-    p.set(title="P", xticks=[], yticks=[])
-    rows = np.arange(16)
-    state.bar(rows - 0.2, step.after["row_max"], 0.4, label="row_max")
-    state.bar(rows + 0.2, np.log2(step.after["row_sum"]), 0.4, label="log2 row_sum")
-    state.set(title="state of the rows", ylim=(-4, 8), xlabel="query of the tile")
-    state.legend(fontsize=6, frameon=False)
-    return figure
-
-
-film(
-    range(len(steps)),
-    draw,
-    "Each frame is one block folded into one tile. Dark blue is the current block. White in S is "
-    "masked.",
-)
-exact, _ = attention_reference(*(x.double() for x in (q, k, v)), causal=True)
-error = (steps.o.double() - exact).abs().max()
-checked("ten_blocks", len(steps) == 10)
-checked("last_queries_first", [s.j for s in steps if s.program == 0] == [0, 1, 2, 3])
-checked("exact", error < 1e-5)
-print(f"largest difference to exact attention: {error:.1e}")
-
-# %% [markdown]
-# The kernel folds ten blocks. <!-- checked: ten_blocks --> The tile with the last queries comes first and
-# takes four of these blocks. <!-- checked: last_queries_first --> The result agrees with exact attention
-# to fp32's precision. <!-- checked: exact -->
+# *Which SM works on which tile, and when. The letter is the head; a bar is as long as the tile has blocks. The first
+# two panels are FA2's and FA3's order. The last two are for **persistent** programs, one per SM, which stay on the GPU
+# and walk from tile to tile, so that they can load the next tile's data while they finish the current one. They take
+# tiles in fixed rounds ("static"), or claim the next one from a counter ("claimed").* With the counter, the last tile
+# ends as early as in the second panel; with the static order it ends later.
 
 # %% [markdown]
 # ## Pipelines and barriers, by hand
 #
-# The portable kernel leaves the overlap to the compiler. A kernel with warps that *only load* and warps
-# that *only compute* has to say which warp waits for which. FA3's kernel for Hopper says it. It is
-# written in **Gluon**, a language of the Triton project in which the author places data and barriers
-# explicitly.
+# The portable kernel leaves the overlap to the compiler. A kernel with warps that *only load* and warps that *only
+# compute* has to say which warp waits for which. FA3's kernel for Hopper says it. It is written in **Gluon**, a
+# language of the Triton project in which the author places data and barriers explicitly.
 #
-# Its main tool is a **barrier** in shared memory that counts arrivals. When all have arrived, its
-# **phase** flips (0, 1, 0, 1, ...), and every warp that waits for the end of that phase goes on.
+# Its main tool is a **barrier** in shared memory that counts arrivals. When all have arrived, its **phase** flips (0,
+# 1, 0, 1, ...), and every warp that waits for the end of that phase goes on.
 #
-# A **pipeline** connects the producer with the consumers. It has a few slots for tiles, its
-# *stages*. Each slot has two barriers. `full` flips when the copy has landed, `empty` when every
-# consumer has read the slot. A wait names a phase, 0 or 1, and returns when this phase is over. A new
-# barrier is in phase 0, so phase 1 counts as over. Here is a pipeline of two slots with two consumers, in Python. It
-# loads five blocks of K, the last one first.
+# A **pipeline** connects the producer with the consumers. It has a few slots for tiles, its *stages*. Each slot has two
+# barriers. `full` flips when the copy has landed, `empty` when every consumer has read the slot. A wait names a phase,
+# 0 or 1, and returns when this phase is over. A new barrier is in phase 0, so phase 1 counts as over. Here is a
+# pipeline of two slots with two consumers, in Python. It loads five blocks of K, the last one first.
 
 
 # %%
@@ -619,15 +540,13 @@ refills = [(filled, number - SLOTS) for number, (filled, _) in enumerate(fills)]
 checked("never_overwritten", all(t < filled for filled, n in refills for t, b in reads if b == n))
 
 # %% [markdown]
-# Consumers first wait for phase 0 of `full`, which is over when the first tile has arrived. The producer
-# first waits for phase 1 of `empty`, which is over from the start: the slots are empty, and its first wait
-# on each slot returns without waiting. <!-- checked: first_waits_return --> Later it asks for a block only after both
-# consumers have read what the slot held before. <!-- checked: never_overwritten -->
+# Consumers first wait for phase 0 of `full`, which is over when the first tile has arrived. The producer first waits
+# for phase 1 of `empty`, which is over from the start: the slots are empty, and its first wait on each slot returns
+# without waiting. Later it asks for a block only after both consumers have read what the slot held before.
 #
-# The kernel does the same. `fill` waits for the empty slot and starts the copy. The phase of a `full`
-# barrier ends when all arrivals have come *and* all bytes that it was told to expect have been written.
-# `mbarrier.expect` arrives at the barrier and tells it how many bytes to expect. TMA subtracts the bytes
-# that it has written:
+# The kernel does the same. `fill` waits for the empty slot and starts the copy. The phase of a `full` barrier ends when
+# all arrivals have come *and* all bytes that it was told to expect have been written. `mbarrier.expect` arrives at the
+# barrier and tells it how many bytes to expect. TMA subtracts the bytes that it has written:
 
 # %% tags=["hide-input"]
 show(pipeline.Pipeline.fill)
@@ -635,24 +554,24 @@ show(pipeline.Pipeline.fill)
 # %% [markdown]
 # ## The kernel for Hopper, line by line
 #
-# The producer is one warp. It asks for Q, and for the blocks of K and V that the tile sees. No line here
-# computes with the data, so the producer needs few registers, and the kernel gives the others to the
-# consumers. (A program of the lesson works on one tile. Those of the package's kernel are *persistent*: the
-# producer claims one tile after the other.)
+# The producer is one warp. It asks for Q, and for the blocks of K and V that the tile sees. No line here computes with
+# the data, so the producer needs few registers, and the kernel gives the others to the consumers. (A program of the
+# lesson works on one tile. Those of the package's kernel are *persistent*: the producer claims one tile after the
+# other.)
 
 # %% tags=["hide-input"]
 show_plain("fa3-hopper", "produce")
 
 # %% [markdown]
-# A consumer is a warpgroup with 64 queries of the tile. Its function `consume` has three parts: the
-# first block, the loop, which calls `fold_block`, and the last P V.
+# A consumer is a warpgroup with 64 queries of the tile. Its function `consume` has three parts: the first block, the
+# loop, which calls `fold_block`, and the last P V.
 
 # %% tags=["hide-input"]
 show_plain("fa3-hopper", "consume", "fold_block")
 
 # %% [markdown]
-# The loop is the part that matters. The next picture shows the lines of `fold_block` beside two iterations of
-# consumer 0, from the timing simulator with both kinds of overlap. <!-- key -->
+# The loop is the part that matters. The next picture shows the lines of `fold_block` beside two iterations of consumer
+# 0, from the timing simulator with both kinds of overlap.
 
 # %% tags=["hide-input"]
 display(attend.beside_time())
@@ -665,30 +584,28 @@ checked("pv_during_softmax", pv.start < soft.start < pv.end)
 checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for t in others))
 
 # %% [markdown]
-# *A bar shows when a line runs. For a line that issues a product, the bar shows when the tensor cores
-# compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
-# table below has the lines with their numbers. <!-- key -->*
+# *A bar shows when a line runs. For a line that issues a product, the bar shows when the tensor cores compute this
+# product. Lines without a bar take almost no time. A hatched bar is a wait. The table below has the lines with their
+# numbers.*
 #
-# In the kernel as it is written, the softmax in line 12 begins while P V of the
-# previous block still runs: this is the overlap inside a warpgroup. <!-- checked: pv_during_softmax -->
-# (The compiled kernel differs in this point; see "What the compiler made of it".) During the rest of line 12 the tensor cores work on the products of
-# consumer 1: this is the overlap between warpgroups. <!-- checked: other_during_softmax -->
+# In the kernel as it is written, the softmax in line 12 begins while P V of the previous block still runs: this is the
+# overlap inside a warpgroup. (The compiled kernel differs in this point; see "What the compiler made of it".) During
+# the rest of line 12 the tensor cores work on the products of consumer 1: this is the overlap between warpgroups.
 
 # %% tags=["hide-input"]
 say(attend.explained())
 
 # %% [markdown]
-# The simulator runs the kernel for Hopper, too; `flash_versions/simulator/gluon` is its half for Gluon. It lets
-# the roles take turns, and finishes copies and products as late as the hardware might. A kernel with a missing
-# wait then computes wrong numbers, or the simulator names the access that comes too early, and the test fails.
+# The simulator runs the kernel for Hopper, too; `flash_versions/simulator/gluon` is its half for Gluon. It lets the
+# roles take turns, and finishes copies and products as late as the hardware might. A kernel with a missing wait then
+# computes wrong numbers, or the simulator names the access that comes too early, and the test fails.
 
 # %% [markdown]
 # ## From one sequence to many
 #
-# So far all sequences of a batch have had the same length. Texts have different lengths, and the usual batch
-# **pads** each of them to the length of the longest one. The next cell draws the lengths of 64 documents and counts
-# what that costs with a causal mask: rows, which pass through every layer of a model, and scores, which attention
-# computes. <!-- key -->
+# So far all sequences of a batch have had the same length. Texts have different lengths, and the usual batch **pads**
+# each of them to the length of the longest one. The next cell draws the lengths of 64 documents and counts what that
+# costs with a causal mask: rows, which pass through every layer of a model, and scores, which attention computes.
 
 # %%
 generator = torch.Generator().manual_seed(1)
@@ -706,17 +623,17 @@ say(
 # ### Packed sequences
 #
 # **Packed sequences** need no padding. They lie end to end in one tensor of shape (total, heads, head_dim), and
-# `cu_seqlens` says where each begins and where the last one ends: lengths 70, 40 and 90 give `[0, 70, 110, 200]`.
-# In the kernel for Hopper two things change.
+# `cu_seqlens` says where each begins and where the last one ends: lengths 70, 40 and 90 give `[0, 70, 110, 200]`. In
+# the kernel for Hopper two things change.
 #
-# **A box has to end with its sequence.** The last box of a sequence also covers keys of the next one. Their scores
-# are masked, so their p is 0. That is not enough: P V multiplies this 0 by the values of the neighbour, and 0 times
-# NaN is NaN. A broken sequence would break the one in front of it. TMA replaces only what lies outside of the
-# *whole tensor* by zeros. So the kernel describes the tensor to TMA in such a way that everything behind the
-# sequence counts as outside; `tiles/ragged.py` explains how.
+# **A box has to end with its sequence.** The last box of a sequence also covers keys of the next one. Their scores are
+# masked, so their p is 0. That is not enough: P V multiplies this 0 by the values of the neighbour, and 0 times NaN is
+# NaN. A broken sequence would break the one in front of it. TMA replaces only what lies outside of the *whole tensor*
+# by zeros. So the kernel describes the tensor to TMA in such a way that everything behind the sequence counts as
+# outside; `tiles/ragged.py` explains how.
 #
 # The next cell runs the kernel for Hopper in the simulator. The second of three sequences is NaN throughout. Then it
-# runs the kernel once more with boxes of K and V that end with the tensor. <!-- key -->
+# runs the kernel once more with boxes of K and V that end with the tensor.
 
 
 # %%
@@ -741,15 +658,15 @@ checked("nan_stays", broken["their sequence"] == [0, 40, 0])
 checked("nan_leaks", broken["the tensor"] == [70, 40, 0])
 
 # %% [markdown]
-# With boxes that end with their sequence, only the poisoned sequence is NaN. <!-- checked: nan_stays --> With the
-# other boxes, every row of the sequence in front of it becomes NaN, too. <!-- checked: nan_leaks --> O has boxes
-# that end with their sequence for another reason: a tile must not overwrite results of the next sequence.
+# With boxes that end with their sequence, only the poisoned sequence is NaN. With the other boxes, every row of the
+# sequence in front of it becomes NaN, too. O has boxes that end with their sequence for another reason: a tile must not
+# overwrite results of the next sequence.
 #
 # **The tiles have to be planned.** The host does not know the lengths, which are on the GPU, and reading them would
 # make it wait. So a small kernel on the GPU plans the tiles before attention starts. It writes for each tile: its
 # sequence, its number there, where the sequence begins, and how long it is. As in "The order of causal tiles", the
-# tiles with most work come first, here over all sequences. The next table is such a plan of three sequences, with
-# tiles of 128 queries. <!-- key -->
+# tiles with most work come first, here over all sequences. The next table is such a plan of three sequences, with tiles
+# of 128 queries.
 
 # %%
 bounds = torch.tensor([0, 70, 470, 620], dtype=torch.int32)  # lengths 70, 400, 150
@@ -767,22 +684,20 @@ checked("heaviest_tile_first", keys_seen == sorted(keys_seen, reverse=True))
 checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
 
 # %% [markdown]
-# The tiles are in the order of the keys that they see. <!-- checked: heaviest_tile_first --> So tiles of different
-# sequences are next to each other. <!-- checked: sequences_mixed -->
+# The tiles are in the order of the keys that they see. So tiles of different sequences are next to each other.
 #
 # ### Interval masks
 #
 # Packed sequences cannot express every mask. In reinforcement learning a model answers one prompt several times. Every
-# answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the
-# prompt. A matrix of ones and zeros could say which query sees which key, but it has as many elements as there are scores, and
+# answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the prompt.
+# A matrix of ones and zeros could say which query sees which key, but it has as many elements as there are scores, and
 # the kernel would have to read them all.
 #
 # We need neither copies nor a matrix, because the queries that see a key follow each other without a gap. Put the
-# prompt first and the answers behind it. Key j of the prompt is seen by every query from j on. Key j of an answer
-# is seen by the queries from j to the end of that answer. So one interval of queries for each key is the whole mask, an **interval
-# mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be given.
-# Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
-# <!-- key -->
+# prompt first and the answers behind it. Key j of the prompt is seen by every query from j on. Key j of an answer is
+# seen by the queries from j to the end of that answer. So one interval of queries for each key is the whole mask, an
+# **interval mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be
+# given. Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
 
 # %%
 shared = masks.shared_prompt(3, [2, 2])
@@ -793,9 +708,9 @@ for i in range(7):
 # %% [markdown]
 # ### Your prediction
 #
-# A prompt of 1024 tokens has 8 answers of 384 tokens each. Tiles have 128 queries, blocks 128 keys. Causal
-# attention over these 4096 tokens computes 528 tiles of the score matrix. What share of them does the mask leave?
-# (You can count it: how many tiles does the prompt have, and how many has an answer?)
+# A prompt of 1024 tokens has 8 answers of 384 tokens each. Tiles have 128 queries, blocks 128 keys. Causal attention
+# over these 4096 tokens computes 528 tiles of the score matrix. What share of them does the mask leave? (You can count
+# it: how many tiles does the prompt have, and how many has an answer?)
 
 # %%
 my_guess = None  # your guess here, between 0 and 1
@@ -820,23 +735,21 @@ checked("mostly_unmasked", all(one.count("full") > one.count("masked") for name,
                                found.items() if "documents" not in name))  # fmt: skip
 
 # %% [markdown]
-# Causal alone computes 528 tiles. <!-- checked: causal_tiles --> *The picture shows masks of 1024 tokens, in tiles
-# of 64 queries and 64 keys, from the lists that the kernels use. <!-- key -->* Every mask leaves fewer tiles than
-# causal alone. <!-- checked: fewer_than_causal --> In tiles of this size, most of the computed tiles of the shared
-# prompt and of the tree need no mask. <!-- checked: mostly_unmasked -->
+# Causal alone computes 528 tiles. *The picture shows masks of 1024 tokens, in tiles of 64 queries and 64 keys, from the
+# lists that the kernels use.* Every mask leaves fewer tiles than causal alone. In tiles of this size, most of the
+# computed tiles of the shared prompt and of the tree need no mask.
 #
 # ### From intervals to a list of blocks
 #
 # How does a program know which blocks its tile needs, without looking at every key? Two small kernels prepare it:
 #
-# 1. **Fold.** The first kernel intersects the interval of each key with what causal and a window allow. A causal
-#    mask makes the start of key j at least j. From then on the interval says everything, and no kernel computes the
-#    diagonal again.
+# 1. **Fold.** The first kernel intersects the interval of each key with what causal and a window allow. A causal mask
+#    makes the start of key j at least j. From then on the interval says everything, and no kernel computes the diagonal
+#    again.
 # 2. **Four numbers.** The same kernel stores for each block of keys the smallest and the largest start, and the
 #    smallest and the largest end.
-# 3. **List.** The second kernel compares the four numbers of each block with the first and the last query of each
-#    tile. Blocks that no query of the tile sees are left out, and are never loaded. The rest is the list of the
-#    tile.
+# 3. **List.** The second kernel compares the four numbers of each block with the first and the last query of each tile.
+#    Blocks that no query of the tile sees are left out, and are never loaded. The rest is the list of the tile.
 #
 # ### Exercise: `tile_kind`
 #
@@ -857,19 +770,18 @@ def tile_kind(first_start, last_start, first_end, last_end, low, high):
 check("tile_kind", tile_kind)
 
 # %% [markdown]
-# In the kernel for Hopper, a list replaces the range of blocks in the loops of `produce` and `attend`. An entry of
-# it is the number of a block and, for each consumer, two flags: whether a start cuts queries of this consumer, and
-# whether an end does. The producer loads the starts and ends of the keys together with the block, so they arrive in
-# shared memory by TMA. The consumer makes a comparison only if its flag is set:
+# In the kernel for Hopper, a list replaces the range of blocks in the loops of `produce` and `attend`. An entry of it
+# is the number of a block and, for each consumer, two flags: whether a start cuts queries of this consumer, and whether
+# an end does. The producer loads the starts and ends of the keys together with the block, so they arrive in shared
+# memory by TMA. The consumer makes a comparison only if its flag is set:
 
 # %% tags=["hide-input"]
 show(hopper_intervals.mask_listed, docstring=False)
 
 # %% [markdown]
-# How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of
-# two consumers and blocks of 128 keys. <!-- key --> Then the simulator runs the kernel with a shared prompt. Its
-# answers are compared with those of packed sequences, where each answer has its own copy of the prompt.
-# <!-- key -->
+# How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of two
+# consumers and blocks of 128 keys. Then the simulator runs the kernel with a shared prompt. Its answers are compared
+# with those of packed sequences, where each answer has its own copy of the prompt.
 
 # %%
 rows, counts = [], {}
@@ -893,20 +805,16 @@ print(f"largest difference of the answers: {difference:.0e}; {len(copied)} rows 
 checked("as_with_copies", difference < 0.02)
 
 # %% [markdown]
-# More blocks pay for one comparison than for both. <!-- checked: one_comparison --> The answers are the same as
-# with copies of the prompt, up to the rounding of bf16. <!-- checked: as_with_copies -->
+# More blocks pay for one comparison than for both. The answers are the same as with copies of the prompt, up to the
+# rounding of bf16.
 #
-# The backward on Hopper has tiles of keys, also for dQ. The queries that see such a tile lie between the smallest
-# start and the largest end of its keys, so no list is needed. A thread has two of the keys, and reads their
-# intervals from memory. Lists depend on the mask only and not on the
-# layer, so `masks.plan_mask` makes them once for all layers of a model. [masks.md](../docs/use/masks.md) says which
-# form to choose for which mask.
+# Lists depend on the mask only and not on the layer, so `masks.plan_mask` makes them once for all layers of a model.
+# [masks.md](../docs/use/masks.md) says which form to choose for which mask.
 
 # %% [markdown]
 # ## What the compiler made of it
 #
-# The same call, compiled for three generations of GPUs. `spills` are registers that the compiler
-# had to move to memory.
+# The same call, compiled for three generations of GPUs. `spills` are registers that the compiler had to move to memory.
 
 # %% tags=["hide-input"]
 # %%needs_triton
@@ -928,15 +836,12 @@ checked("two_copies", hopper["wgmma"] == 2 * fa2["wgmma"] and hopper["ex2"] == 2
 checked("tcgen05_on_blackwell", blackwell["tcgen05"] and not blackwell["wgmma"])
 
 # %% [markdown]
-# Ampere has no TMA, and there FA3 hands the call to FA2's kernel. <!-- checked: ampere_is_fa2 --> On
-# Hopper it is the Gluon kernel. It has a copy of the code for each of its two consumers: the first block, the loop and
-# the last P V, 32 products in each copy. FA2 has 32 in all, in two loops. So the numbers of products and of
-# exponentials here are twice those of FA2. <!-- checked: two_copies --> On Blackwell it is the portable kernel, whose
-# products the compiler translates to that generation's instruction.
-# <!-- checked: tcgen05_on_blackwell -->
+# Ampere has no TMA, and there FA3 hands the call to FA2's kernel. On Hopper it is the Gluon kernel, which has a copy of
+# the code for each of its two consumers. So the numbers of products and of exponentials here are twice those of FA2. On
+# Blackwell it is the portable kernel.
 #
 # Here is the order of events in the loop of the kernel for Hopper. In FA2's loop `HGMMA smem` is Q Kᵀ and `HGMMA regs`
-# is P V, and so it is here. `BAR.ARV` is `named_barrier_arrive`. <!-- key -->
+# is P V, and so it is here. `BAR.ARV` is `named_barrier_arrive`.
 
 # %% tags=["hide-input"]
 # %%needs_triton
@@ -948,26 +853,23 @@ checked("both_issued", {"HGMMA smem", "HGMMA regs"} < {*order[:waits]} and waits
 checked("wait_moved", order.index("wait 0") < exponentials)
 
 # %% [markdown]
-# FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
-# from the source. The line that waits for P V is line 13, after the softmax, and in the compiled code
-# `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, the last step of the
-# compiler, has moved it. Waiting earlier cannot change a result, so it is allowed to do that. So in the compiled kernel, P V of the same warpgroup does not run
-# during its exponentials; the products of the other warpgroup do. What remains of the overlap inside a
-# warpgroup? Each warpgroup issues S of the next block directly before P V of this one. So the tensor cores
-# get two products in a row from each warpgroup, and have work for longer while the other one computes its
-# softmax. The next measurement shows what that is
-# worth.
+# FA3 issues both products before the exponentials. One detail is different from the source. The line that waits for P V
+# comes after the softmax, and in the compiled code `wait 0` comes *before* the exponentials: NVIDIA's assembler has
+# moved it, as waiting earlier cannot change a result. So P V of the same warpgroup does not run during its
+# exponentials; the products of the other warpgroup do. What remains of the overlap inside a warpgroup: the tensor cores
+# get two products in a row from each, and have work for longer while the other one computes its softmax. The next
+# measurement shows what that is worth.
 
 # %% [markdown]
 # ## What each idea is worth, measured
 #
-# On an H200, each idea was switched off alone, for several head dimensions and lengths. Q was in registers
-# then, where these suffice; today it stays in shared memory.
+# On an H200, each idea was switched off alone, for several head dimensions and lengths. Q was in registers then, where
+# these suffice; today it stays in shared memory.
 #
 # ### Your prediction
 #
-# With a causal mask the kernel's programs claim their tiles from a counter. Replace that by fixed
-# rounds (`static`), at head_dim 128. What share of the speed is left?
+# With a causal mask the kernel's programs claim their tiles from a counter. Replace that by fixed rounds (`static`), at
+# head_dim 128. What share of the speed is left?
 
 # %%
 my_guess = None  # your guess here, between 0 and 1
@@ -1003,38 +905,32 @@ checked("static_causal", loss["D=128 causal"]["static"] > 0.1)
 checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for p in panels))
 
 # %% [markdown]
-# "As it was" means that the kernel was already like this when it was measured. <!-- key -->
+# "As it was" means that the kernel was already like this when it was measured.
 #
-# * **No overlap** costs least at head_dim 64. <!-- checked: overlap_least_at_64 --> The kernel has
-#   *three* consumers there and only two at 128 and 256. While one consumer computes its
-#   softmax, two others supply products, which is probably why the tensor cores have work without this
-#   overlap.
-# * **No ping-pong** costs less than 5 % at head_dim 64 and 128. <!-- checked: ping_pong_little --> The H200's
-#   consumers are probably apart without it, as the timing simulator suggests.
-# * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower
-#   than the compiler's order. <!-- checked: late_wait_slower --> Probably the other warpgroup
-#   keeps the tensor cores busy in any case, and a later wait only delays the rescaling and rounding that
-#   come after it.
-# * **Fixed rounds** cost more than 10 % with a causal mask. <!-- checked: static_causal --> Causal tiles
-#   differ in their work, and a counter gives the next tile to the program that is free. Without a mask all tiles
-#   have the same work, and fixed rounds are the default.
-# * **The portable kernel** is the one whose film this notebook shows; here it runs on the GPU. It is the
-#   slowest variant in every column. <!-- checked: portable_slowest -->
+# * **No overlap** costs least at head_dim 64. The kernel has *three* consumers there: while one computes its softmax,
+#   two others supply products.
+# * **No ping-pong** costs less than 5 % at head_dim 64 and 128. The H200's consumers are probably apart without it, as
+#   the timing simulator suggests.
+# * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower than the
+#   compiler's order.
+# * **Fixed rounds** cost more than 10 % with a causal mask. Causal tiles differ in their work, and a counter gives the
+#   next tile to the program that is free. Without a mask all tiles have the same work, and fixed rounds are the
+#   default.
+# * **The portable kernel**, which every GPU can run, is the slowest variant in every column.
 
 # %% tags=["hide-input"]
 measured("forward")
 checked("fa3_faster", all(tflops("fa3", d) > 1.2 * tflops("fa2", d) for d in (64, 128, 256)))
 
 # %% [markdown]
-# *TFLOP/s over the sequence length, on an H200. <!-- key -->* At 16384 tokens without a mask, FA3 is
-# at least 1.2 times as fast as FA2 at every head dimension. <!-- checked: fa3_faster -->
+# *TFLOP/s over the sequence length, on an H200.* At 16384 tokens without a mask, FA3 is at least 1.2 times as fast as
+# FA2 at every head dimension.
 
 # %% [markdown]
 # ## Eight bits
 #
-# Tensor cores multiply 8-bit numbers twice as fast as 16-bit ones, and a tile takes half the
-# memory. The price is precision. FA3 uses the format e4m3: four bits of exponent, three of
-# fraction. These are its numbers around 1:
+# Tensor cores multiply 8-bit numbers twice as fast as 16-bit ones, and a tile takes half the memory. The price is
+# precision. FA3 uses the format e4m3: four bits of exponent, three of fraction. These are its numbers around 1:
 
 # %%
 e4m3 = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -1042,10 +938,9 @@ print(f"{len(e4m3)} positive numbers, from {e4m3[0]:g} to {e4m3[-1]:g}; around 1
 print(e4m3[(e4m3 >= 1) & (e4m3 <= 2)].tolist())
 
 # %% [markdown]
-# Larger numbers do not fit, and very small ones lose bits. So a tensor is divided by a
-# **scale** before it is rounded, so that its largest element becomes the largest number of the format. The
-# scale is kept beside the tensor. By hand, on 4 x 4 numbers with
-# one outlier, in e4m3 and, for comparison, in int8:
+# Larger numbers do not fit, and very small ones lose bits. So a tensor is divided by a **scale** before it is rounded,
+# so that its largest element becomes the largest number of the format. The scale is kept beside the tensor. By hand, on
+# 4 x 4 numbers with one outlier, in e4m3 and, for comparison, in int8:
 
 
 # %%
@@ -1071,10 +966,8 @@ checked("int8_coarse", to_int8(x)[small].unique().numel() < 8 and lost[to_int8] 
 checked("e4m3_keeps", lost[to_e4m3] < 1 / 15)
 
 # %% [markdown]
-# In int8 one outlier makes all other numbers multiples of one coarse step.
-# <!-- checked: int8_coarse --> In e4m3 the small numbers keep their three bits of fraction and are
-# wrong by a sixteenth at most, because e4m3 is a *floating-point* format.
-# <!-- checked: e4m3_keeps -->
+# In int8 one outlier makes all other numbers multiples of one coarse step. In e4m3 the small numbers keep their three
+# bits of fraction and are wrong by a sixteenth at most, because e4m3 is a *floating-point* format.
 
 # %% tags=["hide-input"]
 magnitude = torch.exp2(torch.linspace(-20, 0, 80 * 100))
@@ -1093,17 +986,14 @@ checked("int8_right_end", worst["int8"][-4:].max() < worst["e4m3"][-4:].max() < 
 checked("e4m3_flat", worst["e4m3"][32:].max() < 0.07)
 
 # %% [markdown]
-# *Horizontal: the size of a number, divided by the largest number with the same scale. Vertical: the
-# largest relative error of such numbers. <!-- key -->* int8 is better at the right end only.
-# <!-- checked: int8_right_end --> The error of e4m3 stays the same over 12 powers of two.
-# <!-- checked: e4m3_flat -->
+# *Horizontal: the size of a number, divided by the largest number with the same scale. Vertical: the largest relative
+# error of such numbers.* int8 is better at the right end only. The error of e4m3 stays the same over 12 powers of two.
 #
 # ### Your prediction
 #
-# FA3 offers two remedies for outliers. It can use finer scales: one for each head, or for each
-# block of rows, in place of one for the tensor. And it can rotate queries and keys, which spreads an
-# outlier over all dimensions. On inputs with outliers, which of the two reduces the error more:
-# `"scales"` or `"rotation"`?
+# FA3 offers two remedies for outliers. It can use finer scales: one for each head, or for each block of rows, in place
+# of one for the tensor. And it can rotate queries and keys, which spreads an outlier over all dimensions. On inputs
+# with outliers, which of the two reduces the error more: `"scales"` or `"rotation"`?
 
 # %%
 my_guess = None  # "scales" or "rotation"
@@ -1124,15 +1014,14 @@ say(
 # %% [markdown]
 # ### Why
 #
-# In e4m3, a small number keeps its relative accuracy beside a large one. The problem is large products.
-# Where an outlier of a query meets an outlier of a key **in the same dimension**, one product dominates
-# the score. It is wrong by a few percent, and a few percent of a large score decide which key gets the
-# weight.
+# In e4m3, a small number keeps its relative accuracy beside a large one. The problem is large products. Where an
+# outlier of a query meets an outlier of a key **in the same dimension**, one product dominates the score. It is wrong
+# by a few percent, and a few percent of a large score decide which key gets the weight.
 #
-# The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a Hadamard
-# matrix, whose entries are all $+1/\sqrt{d}$ or $-1/\sqrt{d}$. No score changes. But the large product is
-# now spread over all dimensions. Each dimension has an error of its own, and independent errors partly
-# cancel. The next cell uses the package's quantiser, in the simulator.
+# The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a Hadamard matrix, whose
+# entries are all $+1/\sqrt{d}$ or $-1/\sqrt{d}$. No score changes. But the large product is now spread over all
+# dimensions. Each dimension has an error of its own, and independent errors partly cancel. The next cell uses the
+# package's quantiser, in the simulator.
 
 # %%
 torch.manual_seed(1)
@@ -1155,31 +1044,11 @@ checked("finer_scales_little", blocks > 0.9 * tensor)
 checked("rotation_much", rotation < blocks / 4)
 
 # %% [markdown]
-# Finer scales change the error of a score by less than 10 %. <!-- checked: finer_scales_little -->
-# The rotation makes it at least four times smaller. <!-- checked: rotation_much --> This is what it
-# does to one query:
-
-# %% tags=["hide-input"]
-figure, axes = plt.subplots(1, 2, figsize=(8, 2.2), layout="constrained", sharey=True)
-for ax, (title, x) in zip(
-    axes, (("a query", q[0, 0, 0]), ("the same, rotated", rotated[str(how)]))
-):
-    ax.bar(range(64), x.abs(), color="#0072B2")
-    ax.set(title=title, xlabel="dimension")
-axes[0].set_ylabel("magnitude")
-plt.close(figure)
-display(figure)
-checked("one_outweighs", q[0, 0, 0].abs().argmax() == 5 and q[0, 0, 0].abs().max() > 15)
-checked("spread_out", rotated[str(how)].abs().max() < 8)
-
-# %% [markdown]
-# *Left: one dimension outweighs all others. <!-- checked: one_outweighs --> Right: after the
-# rotation every dimension has a small part of the outlier. <!-- checked: spread_out -->*
+# Finer scales change the error of a score by less than 10 %. The rotation makes it at least four times smaller.
 #
-# Now attention itself, by the FP8 kernel in the simulator, compared with exact attention of the
-# inputs before they were quantised. The inputs are those of the FA3 paper: normal numbers, and one
-# entry in a thousand much larger. The table also has two columns that were measured on an H200, on
-# a longer sequence. <!-- key -->
+# Now attention itself, by the FP8 kernel in the simulator, compared with exact attention of the inputs before they were
+# quantised. The inputs are those of the FA3 paper: normal numbers, and one entry in a thousand much larger. The table
+# also has two columns that were measured on an H200, on a longer sequence.
 
 # %% tags=["hide-input"]
 generator = torch.Generator().manual_seed(0)
@@ -1200,27 +1069,23 @@ checked("no_outliers_no_help", max(plain) < 1.05 * min(plain))
 checked("rotation_helps_here", here["block+hadamard"] < 0.8 * here["block"])
 
 # %% [markdown]
-# The rotation also helps attention as a whole. <!-- checked: rotation_helps_here --> Without
-# outliers (last column) neither finer scales nor the rotation change the error by more than 5 %.
-# <!-- checked: no_outliers_no_help --> That error comes from having three bits of fraction, and no
-# scale removes it.
+# The rotation also helps attention as a whole. Without outliers (last column) neither finer scales nor the rotation
+# change the error by more than 5 %. That error comes from having three bits of fraction, and no scale removes it.
 #
 # ### Where the scales go
 #
-# The kernel already multiplies scores by a factor, and already computes exponents of 2. The scales become
-# part of these, so they cost no instruction for each score:
+# The kernel already multiplies scores by a factor, and already computes exponents of 2. The scales become part of
+# these, so they cost no instruction for each score:
 #
-# * **The scales of Q and K** become part of the factor that takes a product to log2 units. The
-#   running maximum is kept in these units, so blocks with different scales are comparable.
-# * **The scale of V** becomes part of the exponent of P. A block of V has its own scale, and the
-#   accumulator has one for all blocks: the largest of the head, `v_reference`. So P of a block is
-#   multiplied by `v_scale / v_reference`. P is $2^x$, so
-#   this is one addition: $2^x \cdot c = 2^{x + \log_2 c}$.
-# * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1, and e4m3 has its full
-#   three bits of fraction only for numbers from 2^-6 to 448. Smaller numbers are denormal and have fewer
-#   bits.
-# * **The sum of a row** adds up P times 2^8, but *without* V's scale, which belongs to V only. At the end
-#   `acc` is divided by this sum, and both factors of 2^8 cancel.
+# * **The scales of Q and K** become part of the factor that takes a product to log2 units. The running maximum is kept
+#   in these units, so blocks with different scales are comparable.
+# * **The scale of V** becomes part of the exponent of P. A block of V has its own scale, and the accumulator has one
+#   for all blocks: the largest of the head, `v_reference`. So P of a block is multiplied by `v_scale / v_reference`. P
+#   is $2^x$, so this is one addition: $2^x \cdot c = 2^{x + \log_2 c}$.
+# * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1, and e4m3 has its full three bits of
+#   fraction only for numbers from 2^-6 to 448. Smaller numbers are denormal and have fewer bits.
+# * **The sum of a row** adds up P times 2^8, but *without* V's scale, which belongs to V only. At the end `acc` is
+#   divided by this sum, and both factors of 2^8 cancel.
 #
 # These are the two functions of the portable kernel, with every option of a call:
 
@@ -1270,18 +1135,10 @@ say(
 checked("less_than_twice", 1.1 < gain < 1.8)
 
 # %% [markdown]
-# *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone. <!-- key -->* Twice the rate
-# of products does not give twice the speed. <!-- checked: less_than_twice --> At head_dim 128, products and
-# exponentials now take equally long. With a perfect overlap that would still be twice the speed, but then
-# neither unit may ever wait, and each of them does. What helps is a shorter softmax: the kernel has its
-# scores in 16 bits, two in a register, so that most instructions work on both
-# ([pairs.py](../flash_versions/versions/fa3/fp8/pairs.py)). FA4 begins there.
-
-# %% [markdown]
-# ## On your own GPU
-
-# %% tags=["varies"]
-own_gpu()
+# *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone.* Twice the rate of products does not give
+# twice the speed: at head_dim 128, products and exponentials now take equally long. What helps is a shorter softmax:
+# the kernel has its scores in 16 bits, two in a register ([pairs.py](../flash_versions/versions/fa3/fp8/pairs.py)). FA4
+# begins there.
 
 # %% [markdown]
 # **A pipeline of your own.** Write both sides of a *ring*, a pipeline of two slots, in Gluon: the warp that lets TMA
@@ -1294,8 +1151,7 @@ own_gpu()
 # %% [markdown]
 # ## Your predictions
 #
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
-# what sets it. Look once more at those that were further away.
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
 
 # %%
 predictions()
@@ -1303,16 +1159,15 @@ predictions()
 # %% [markdown]
 # ## Where to read on
 #
-# * Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao 2024,
-#   [FlashAttention-3](https://arxiv.org/abs/2407.08608): section 3.1 explains roles and ping-pong,
-#   section 3.2 the overlap inside a warpgroup, section 3.3 FP8.
-# * The authors' code: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of
-#   flash-attention, `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
+# * Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao 2024, [FlashAttention-3](https://arxiv.org/abs/2407.08608): section 3.1
+#   explains roles and ping-pong, section 3.2 the overlap inside a warpgroup, section 3.3 FP8.
+# * The authors' code: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of flash-attention,
+#   `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
 # * Wang et al. 2024, [FlashMask](https://arxiv.org/abs/2410.01359): masks as intervals of each key. It keeps the
 #   queries that are masked, and this project those that are not.
-# * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose
-#   docstrings draw the schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`;
-#   [fp8.md](../docs/understand/fp8.md); and what did not work, in [log.md](../docs/understand/log.md).
+# * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose docstrings draw the
+#   schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`; [fp8.md](../docs/understand/fp8.md); and what did not
+#   work, in [log.md](../docs/understand/log.md).
 # * All kernels as you saw them here: `flash_versions/lessons/fa3.py`, `fa3_hopper.py` and `fa3_fp8.py`.
-# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions/03_fa3`.
-#   Next: [04_fa4](04_fa4.ipynb).
+# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions/03_fa3`. Next:
+#   [04_fa4](04_fa4.ipynb).

@@ -14,26 +14,24 @@
 # %% [markdown]
 # # FA4: less work between two products
 #
-# FA3 hides its copies behind computation, and the products of one warpgroup behind the softmax of
-# another. The softmax itself is what remains between two products. From one generation of GPUs to
-# the next, tensor cores have become much faster, and the units that compute a softmax have not. So
-# FA4 asks two questions about every step between two products. Is it needed? And if it is, can a
-# unit do it that would be idle?
+# FA3 hides its copies behind computation, and the products of one warpgroup behind the softmax of another. The softmax
+# itself is what remains between two products. From one generation of GPUs to the next, tensor cores have become much
+# faster, and the units that compute a softmax have not. So FA4 asks two questions about every step between two
+# products. Is it needed? And if it is, can a unit do it that would be idle?
 #
-# * **Conditional rescaling.** The accumulator is multiplied only when a row's maximum has grown by
-#   more than a threshold.
+# * **Conditional rescaling.** The accumulator is multiplied only when a row's maximum has grown by more than a
+#   threshold.
 # * **A polynomial for 2^x.** A share of the exponentials runs on the multiply-add units.
-# * **Roles with states.** Loader, consumers and storer are separate parts of the kernel, each run by
-#   warps of its own.
+# * **Roles with states.** Loader, consumers and storer are separate parts of the kernel, each run by warps of its own.
 #
-# FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first idea pays
-# only in some cases, and the second in none. By default the kernel for Hopper uses conditional
-# rescaling where head_dim is at most 32 or larger than 128, and in FP8. The measurements in the
-# middle of this notebook say why. Where products take less time than the softmax, version "fa4" leaves
-# some calls to FA3's kernel, which has neither idea. The second half is about a kernel for Blackwell.
+# FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first idea pays only in some cases,
+# and the second in none. By default the kernel for Hopper uses conditional rescaling where head_dim is at most 32 or
+# larger than 128, and in FP8. The measurements in the middle of this notebook say why. Where products take less time
+# than the softmax, version "fa4" leaves some calls to FA3's kernel, which has neither idea. The second half is about a
+# kernel for Blackwell.
 #
-# Time: about 85 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that
-# begin with `%%needs_triton` need Linux.
+# Time: about 85 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU. Cells that begin with `%%needs_triton`
+# need Linux.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -57,7 +55,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from IPython.display import Markdown, display
-from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
+from lessons import changes, check, checked, film, guess, instructions, measured, record
 from lessons import predictions, recompiled, show, show_plain
 from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
 from lessons.pictures.pipeline import roles as role_pictures
@@ -65,12 +63,10 @@ from lessons.practice.folded import display_answer
 from lessons.practice.planted import outcomes, planted
 from matplotlib.figure import Figure
 
-from flash_versions.bench.results import ablation_ratios, read_results, shapes
+from flash_versions.bench.results import ablation_ratios, read_results
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
 from flash_versions.versions.fa4 import exp2
-from flash_versions.versions.fa4 import forward as fa4
 from flash_versions.versions.fa4.blackwell import forward as on_blackwell
 from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.fa4.hopper import forward as on_hopper
@@ -120,9 +116,9 @@ table(
 )  # fmt: skip
 
 # %% [markdown]
-# **Change one line.** In FA3's loop, `the_line` computes p = 2^x. Write something in its place that has no exponential; a straight line
-# will do, as only the count matters here (`x` stands for `s * scale_log2 - (pivot - shift)[:, None]`; `shift` is 0 in 16
-# bits). The cell compiles FA3 with it, in a copy of the package.
+# **Change one line.** In FA3's loop, `the_line` computes p = 2^x. Write something in its place that has no exponential;
+# a straight line will do, as only the count matters here (`x` stands for `s * scale_log2 - (pivot - shift)[:, None]`;
+# `shift` is 0 in 16 bits). The cell compiles FA3 with it, in a copy of the package.
 
 # %%
 # %%needs_triton
@@ -151,10 +147,10 @@ display_answer(
 )
 
 # %% [markdown]
-# The other waste is a rescale. In every block FA3 multiplies the whole accumulator by alpha = 2^(old maximum − new maximum). How
-# often does that change anything? The answer depends on the scores, so this notebook takes real
-# ones: queries and keys of the small chat model that comes with the package, in all of its layers,
-# while it reads a few chats.
+# The other waste is a rescale. In every block FA3 multiplies the whole accumulator by alpha = 2^(old maximum − new
+# maximum). How often does that change anything? The answer depends on the scores, so this notebook takes real ones:
+# queries and keys of the small chat model that comes with the package, in all of its layers, while it reads a few
+# chats.
 
 # %%
 layers = []
@@ -178,8 +174,7 @@ q, k, v = layers[0]
 print(f"{len(layers)} layers; q {tuple(q.shape)}, k {tuple(k.shape)}: batch, length, heads, dim")
 
 # %% [markdown]
-# Now run FA3's kernel on the second layer, in the simulator, and look at every alpha after a
-# tile's first block:
+# Now run FA3's kernel on the second layer, in the simulator, and look at every alpha after a tile's first block:
 
 # %%
 steps = record("fa3", *layers[1], causal=True, block_q=64, block_kv=64)
@@ -193,13 +188,11 @@ say(
 checked("most_near_one", one > 0.3 and one + near > 0.9)
 
 # %% [markdown]
-# Each of these multiplications takes head_dim products, at a moment when the next step of the
-# warpgroup has to wait for them. More than nine tenths of them multiply by 1, or by a number above
-# 2^-8. <!-- checked: most_near_one --> The next section shows that the kernel can leave out most of
-# these.
+# Each of these multiplications takes head_dim products, at a moment when the next step of the warpgroup has to wait for
+# them. More than nine tenths of them multiply by 1, or by a number above 2^-8. The next section shows that the kernel
+# can leave out most of these.
 #
-# The second waste is one of balance. How many cycles does an SM of Hopper need for a tile of 128 x
-# 128 scores?
+# The second waste is one of balance. How many cycles does an SM of Hopper need for a tile of 128 x 128 scores?
 
 # %% tags=["hide-input"]
 FLOP_PER_CYCLE = 16 / EXP2_PER_TENSOR_FLOP  # at 16 exponentials a cycle
@@ -212,15 +205,14 @@ table(
 checked("as_long_in_fp8", cycles[128] / 2 == exponentials)
 
 # %% [markdown]
-# In 8 bits at head_dim 128 the exponentials take as long as the products.
-# <!-- checked: as_long_in_fp8 --> Meanwhile the multiply-add units have time. An SM of Hopper does
-# 128 multiply-adds in a cycle, and 16 exponentials.
+# In 8 bits at head_dim 128 the exponentials take as long as the products. Meanwhile the multiply-add units have time.
+# An SM of Hopper does 128 multiply-adds in a cycle, and 16 exponentials.
 
 # %% [markdown]
 # ## Conditional rescaling, by hand
 #
-# Take four queries and four keys, one key to a block. The scores are in log2 units, that is,
-# exponents of 2. FA3 keeps the running maximum m and sums 2^(x − m).
+# Take four queries and four keys, one key to a block. The scores are in log2 units, that is, exponents of 2. FA3 keeps
+# the running maximum m and sums 2^(x − m).
 
 # %%
 x = torch.tensor(
@@ -252,8 +244,8 @@ torch.set_printoptions(precision=4, sci_mode=False)
 print("alpha of each query (row) and block (column), FA3:", alphas3, sep="\n")
 
 # %% [markdown]
-# In FA4 a row has a **reference** r in place of the maximum. FA4 raises r, to the new maximum, only
-# where the maximum exceeds r by more than a threshold of 8, that is, by a factor of more than 2^8.
+# In FA4 a row has a **reference** r in place of the maximum. FA4 raises r, to the new maximum, only where the maximum
+# exceeds r by more than a threshold of 8, that is, by a factor of more than 2^8.
 
 # %%
 o4, lse4, alphas4 = attention_by(lambda s, r: torch.where(s > r + 8, s, r))
@@ -264,14 +256,13 @@ say(f"FA3 multiplies {count3} times by an alpha below 1, FA4 {count4} times.")
 checked("same_result", torch.allclose(o3, o4) and torch.allclose(lse3, lse4))
 
 # %% [markdown]
-# The results are the same. <!-- checked: same_result --> Why is this exact, and not an
-# approximation? At every moment
+# The results are the same. Why is this exact, and not an approximation? At every moment
 #
 # > row_sum = Σ 2^(x − r)  and  acc = Σ 2^(x − r) v
 #
-# hold for *every* choice of r. At the end acc / row_sum is a quotient in which 2^(−r) cancels. The
-# maximum is one choice of r, and a safe one, because with it no P exceeds 1. With the threshold no P
-# exceeds 2^8. A floating-point format such as bf16 has the same relative precision at 256 as at 1:
+# hold for *every* choice of r. At the end acc / row_sum is a quotient in which 2^(−r) cancels. The maximum is one
+# choice of r, and a safe one, because with it no P exceeds 1. With the threshold no P exceeds 2^8. A floating-point
+# format such as bf16 has the same relative precision at 256 as at 1:
 
 # %%
 for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
@@ -307,28 +298,26 @@ check("raise_reference", raise_reference)
 show_plain("fa4", "raise_reference")
 
 # %% [markdown]
-# And this is what changes in the function that folds a block of keys into the state. `mixed_exp2`
-# computes 2 of 8 exponentials by a polynomial, as FA4 does on Blackwell; the section
-# after the next one explains it.
+# And this is what changes in the function that folds a block of keys into the state. `mixed_exp2` computes 2 of 8
+# exponentials by a polynomial, as FA4 does on Blackwell; the section after the next one explains it.
 
 # %% tags=["hide-input"]
 changes("fa3", "fa4", "fold_block")
 
 # %% [markdown]
-# Each row has a reference of its own. But whether the accumulator is multiplied is decided for many
-# rows at once: this portable kernel decides for a whole *tile*, and the kernel for Hopper for the 16
-# rows of a *warp*. If any of them was raised, all of them are multiplied, the others by exactly 1.
-# (In the package's kernel, blocks that the mask cuts are always multiplied. They are few in a long
-# sequence, and a second branch would cost registers.)
+# Each row has a reference of its own. But whether the accumulator is multiplied is decided for many rows at once: this
+# portable kernel decides for a whole *tile*, and the kernel for Hopper for the 16 rows of a *warp*. If any of them was
+# raised, all of them are multiplied, the others by exactly 1. (In the package's kernel, blocks that the mask cuts are
+# always multiplied. They are few in a long sequence, and a second branch would cost registers.)
 
 # %% [markdown]
 # ## How often, on real scores?
 #
 # ### Your prediction
 #
-# Take the chat model again, all layers and heads, tiles of 64 queries and blocks of 64 keys. FA4 walks
-# over the blocks of a tile from the last one, on the diagonal, to the first. In what share of the blocks
-# after the one on the diagonal is the accumulator multiplied, with a threshold of 8?
+# Take the chat model again, all layers and heads, tiles of 64 queries and blocks of 64 keys. FA4 walks over the blocks
+# of a tile from the last one, on the diagonal, to the first. In what share of the blocks after the one on the diagonal
+# is the accumulator multiplied, with a threshold of 8?
 
 # %%
 my_guess = None  # your guess here, between 0 and 1
@@ -359,8 +348,7 @@ blocks, raised = replay(8.0, backwards=True)
 guess(my_guess, raised / blocks, "share of the blocks")
 
 # %% [markdown]
-# How does that share depend on the threshold, and on the direction in which a kernel walks over the
-# keys?
+# How does that share depend on the threshold, and on the direction in which a kernel walks over the keys?
 
 # %% tags=["hide-input"]
 thresholds = np.arange(0, 11)
@@ -379,36 +367,15 @@ checked("threshold_helps", forwards[8] < forwards[0] / 2 and backwards[8] < back
 checked("direction_helps", (backwards[1:9] < forwards[1:9]).all())
 
 # %% [markdown]
-# *The share of blocks in which the accumulator is multiplied. <!-- key -->* A threshold of 8 more
-# than halves it. <!-- checked: threshold_helps --> Walking from the last block to the first helps as
-# well: <!-- checked: direction_helps --> the nearest keys tend to have the largest scores, so a
-# kernel that begins with them has a good reference from the start. FA4's kernels walk this way.
-#
-# The kernel can count its own multiplications. Here it runs on all layers:
-
-# %%
-config = LaunchConfig(block_q=64, block_kv=64, num_warps=4, num_stages=1)
-counts = torch.zeros(2, dtype=torch.int32)
-for q, k, v in layers:
-    fa4.forward(make_request(q, k, v, causal=True), config, threshold=8.0, counts=counts)
-cut = sum(q.shape[2] * q.shape[1] // 64 for q, _, _ in layers)  # one for each tile and head
-folded, rescaled = counts.tolist()
-say(
-    f"The kernel folded {folded} blocks and multiplied the accumulator in {rescaled} of them: in "
-    f"the {cut} blocks that the mask cuts, and in {rescaled - cut} others. The replay in fp64 "
-    f"expects {raised} others."
-)
-checked("kernel_is_replay", folded == cut + blocks and abs(rescaled - cut - raised) <= 2)
-
-# %% [markdown]
-# So the kernel does what the replay says. <!-- checked: kernel_is_replay -->
+# *The share of blocks in which the accumulator is multiplied.* A threshold of 8 more than halves it. Walking from the
+# last block to the first helps as well: the nearest keys tend to have the largest scores, so a kernel that begins with
+# them has a good reference from the start. FA4's kernels walk this way.
 #
 # ## A run with every intermediate
 #
-# One head of the model reads 128 tokens, in tiles of 32. Each frame shows the scores of a block, P
-# (the darkest green is 1 or more), and two numbers for every query of the tile: its true running
-# maximum (dot) and the reference that the kernel uses (line). The grey area begins 8 above the
-# reference. <!-- key -->
+# One head of the model reads 128 tokens, in tiles of 32. Each frame shows the scores of a block, P (the darkest green
+# is 1 or more), and two numbers for every query of the tile: its true running maximum (dot) and the reference that the
+# kernel uses (line). The grey area begins 8 above the reference.
 
 # %% tags=["hide-input"]
 q, k, v = (x[:, :128] for x in layers[2])
@@ -455,22 +422,21 @@ checked("p_in_range", 1 < largest <= 256)
 say(f"The largest P of the whole run is {largest:.4g}.")
 
 # %% [markdown]
-# The true maximum may exceed the reference. Only if it reaches the grey area of the frame before, the
-# kernel raises the reference to the new maximum. <!-- checked: only_in_the_grey --> P may therefore
-# exceed 1, and it stays below 2^8 = 256. <!-- checked: p_in_range -->
+# The true maximum may exceed the reference. Only if it reaches the grey area of the frame before, the kernel raises the
+# reference to the new maximum. P may therefore exceed 1, and it stays below 2^8 = 256.
 
 # %% [markdown]
 # ## 2^x without an exponential
 #
 # The special function unit computes 2^x. A multiply-add unit can do it as well:
 #
-# 1. Split x = n + f, where n is the nearest integer and f lies between −1/2 and 1/2. (This range
-#    reduction is by Cody and Waite.)
+# 1. Split x = n + f, where n is the nearest integer and f lies between −1/2 and 1/2. (This range reduction is by Cody
+#    and Waite.)
 # 2. 2^f is a smooth function on a short interval, so a polynomial of low degree approximates it.
 # 3. Multiplying by 2^n takes one addition: n is *added to the exponent bits* of the result.
 #
-# Rounding x to n is an addition, too. A number as large as 1.5 · 2^23 has no bits left for a
-# fraction, so x + 1.5 · 2^23 is rounded to an integer, which stands in its lowest bits.
+# Rounding x to n is an addition, too. A number as large as 1.5 · 2^23 has no bits left for a fraction, so x + 1.5 ·
+# 2^23 is rounded to an integer, which stands in its lowest bits.
 
 # %%
 fit = remez(3)
@@ -490,8 +456,8 @@ print(f"exactly: {2.0 ** float(one):.7f}")
 # %% [markdown]
 # ### Exercise: `polynomial_exp2`
 #
-# Write it for a whole tensor, with integer shifts. P is rounded to bf16 afterwards, so three decimal
-# digits are enough. Masked scores are −inf and have to become exactly 0.
+# Write it for a whole tensor, with integer shifts. P is rounded to bf16 afterwards, so three decimal digits are enough.
+# Masked scores are −inf and have to become exactly 0.
 
 
 # %%
@@ -503,10 +469,9 @@ def polynomial_exp2(x, coefficients):
 check("polynomial_exp2", polynomial_exp2)
 
 # %% [markdown]
-# Where do the coefficients come from? They are those of the polynomial whose *largest* relative
-# error is smallest, with the condition p(0) = 1, so that the largest element of a row stays exactly
-# 1. `fit_exp2.py` finds it with Remez' exchange algorithm. The next plot compares it with a Taylor
-# series. <!-- key -->
+# Where do the coefficients come from? They are those of the polynomial whose *largest* relative error is smallest, with
+# the condition p(0) = 1, which keeps the largest element of a row exact. `fit_exp2.py` finds it with Remez' exchange
+# algorithm. The next plot compares it with a Taylor series.
 
 # %% tags=["hide-input"]
 f = np.linspace(-0.5, 0.5, 1001)
@@ -528,15 +493,14 @@ display(figure)
 checked("taylor_worse", wrong["taylor"].max() > 3 * wrong[3].max())
 
 # %% [markdown]
-# *The relative error of the polynomials, before anything is rounded. The dashed line is the largest
-# error that rounding to bf16 makes anyway. <!-- key -->* The Taylor series of degree 3 is exact near
-# 0, and at the ends its error is more than three times the largest one of our polynomial of the same
-# degree. <!-- checked: taylor_worse -->
+# *The relative error of the polynomials, before anything is rounded. The dashed line is the largest error that rounding
+# to bf16 makes anyway.* The Taylor series of degree 3 is exact near 0, and at the ends its error is more than three
+# times the largest one of our polynomial of the same degree.
 #
 # ### Your prediction
 #
-# P is rounded after 2^x. Require that the error after rounding is at most that of rounding alone.
-# Which degree is enough for bf16?
+# P is rounded after 2^x. Require that the error after rounding is at most that of rounding alone. Which degree is
+# enough for bf16?
 
 # %%
 my_guess = None  # 2, 3, 4 or 5
@@ -577,17 +541,16 @@ checked("degree_two_beyond", worst[0] > 1.05 * allowed)
 checked("degree_three_below", worst[1] <= allowed)
 
 # %% [markdown]
-# *The largest error of 2^x after it is rounded to bf16. The dashed line is the error that is
-# allowed. <!-- key -->* Degree 2 exceeds it; <!-- checked: degree_two_beyond --> degree 3 stays
-# below. <!-- checked: degree_three_below -->
+# *The largest error of 2^x after it is rounded to bf16. The dashed line is the error that is allowed.* Degree 2 exceeds
+# it; degree 3 stays below.
 
 # %% tags=["hide-input"]
 show(exp2.polynomial_exp2, docstring=False)
 
 # %% [markdown]
-# A kernel uses the polynomial for a *share* of the exponentials only, so that both units are busy.
-# For which columns of a block? Record a block, and look where P differs from an exponential. In the
-# output, P marks a polynomial and a dot an exponential. <!-- key -->
+# A kernel uses the polynomial for a *share* of the exponentials only, so that both units are busy. For which columns of
+# a block? Record a block, and look where P differs from an exponential. In the output, P marks a polynomial and a dot
+# an exponential.
 
 # %%
 q, k, v = (torch.randn(1, 64, 1, 32).bfloat16() for _ in range(3))
@@ -602,25 +565,23 @@ for eighths in (1, 2, 4):
 checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in found.items()))
 
 # %% [markdown]
-# Each line has as many P as was asked for. <!-- checked: share_is_as_asked --> The pattern selects
-# columns by register index. A thread holds some columns of the accumulator in its registers, so every
-# thread gets the same mix, and no number moves between threads.
+# Each line has as many P as was asked for. The pattern selects columns by register index. A thread holds some columns
+# of the accumulator in its registers, so every thread gets the same mix, and no number moves between threads.
 
 # %% [markdown]
 # ## Roles with states
 #
-# FA4's kernel for Hopper divides its warps into three roles that meet at barriers: a loader, two or
-# three consumers, and a storer. A table lists the states of each role and the transitions between
-# them.
-# The kernel's text enters its states by name, with `trace.enter(...)`.
+# FA4's kernel for Hopper divides its warps into three roles that meet at barriers: a loader, two or three consumers,
+# and a storer. A table lists the states of each role and the transitions between them. The kernel's text enters its
+# states by name, with `trace.enter(...)`.
 
 # %% tags=["hide-input"]
 display(role_pictures.state_machine())
 
 # %% [markdown]
-# *Boxes are states, arrows are transitions with their conditions. <!-- key --> The decision of this
-# notebook belongs to the state `score` of a consumer: after S has been issued, each warp multiplies its
-# rows of the accumulator if one of them was raised. <!-- key -->*
+# *Boxes are states, arrows are transitions with their conditions. The decision of this notebook belongs to the state
+# `score` of a consumer: after S has been issued, each warp multiplies its rows of the accumulator if one of them was
+# raised.*
 #
 # This is what changes in a consumer from FA3's lesson to FA4's:
 
@@ -629,10 +590,10 @@ changes("fa3-hopper", "fa4-hopper", "softmax_step")
 changes("fa3-hopper", "fa4-hopper", "fold_block")
 
 # %% [markdown]
-# `softmax_step` now raises references in place of maxima, and `correct` multiplies the accumulator
-# where it has to. `correct` is written in PTX, NVIDIA's assembly language, because the decision is
-# made by a warp and Gluon has no operation for that. `vote.sync.any` asks whether any thread of the warp
-# has a raised row; where the answer is no, a branch (`bra`) skips the multiplications.
+# `softmax_step` now raises references in place of maxima, and `correct` multiplies the accumulator where it has to.
+# `correct` is written in PTX, NVIDIA's assembly language, because the decision is made by a warp and Gluon has no
+# operation for that. `vote.sync.any` asks whether any thread of the warp has a raised row; where the answer is no, a
+# branch (`bra`) skips the multiplications.
 
 # %% tags=["hide-input"]
 show(correction.correct, docstring=False)
@@ -646,8 +607,8 @@ show(correction.correction_ptx, docstring=False)
 show(on_hopper.store, docstring=False)
 
 # %% [markdown]
-# An instrumented launch notes when a role enters a state. This table shows, from the committed
-# trace, the share of its time that each consumer of one program spends in each state. <!-- key -->
+# An instrumented launch notes when a role enters a state. This table shows, from the committed trace, the share of its
+# time that each consumer of one program spends in each state.
 
 # %% tags=["hide-input"]
 results = read_results()
@@ -672,22 +633,18 @@ checked("mostly_softmax", all(max(x, key=x.get) == "softmax" for x in spent.valu
 checked("little_waiting", all(x["await"] + x["hand over"] < 0.1 for x in spent.values()))
 
 # %% [markdown]
-# Consumers spend more time in the softmax than in any other state.
-# <!-- checked: mostly_softmax --> They spend
-# less than a tenth of it on waiting for tiles and on handing over O.
-# <!-- checked: little_waiting -->
+# Consumers spend more time in the softmax than in any other state. They spend less than a tenth of it on waiting for
+# tiles and on handing over O.
 
 # %% tags=["hide-input"]
 measured("timeline")
 
 # %% [markdown]
-# *Above: a few tiles of one program. <!-- key --> Below: the moment at which the first tile ends. The consumers
-# hand over their O and do not wait for the storer; the grey stretch is their wait for Q and K of the
-# next tile. <!-- key -->*
+# *Above: a few tiles of one program. Below: the moment at which the first tile ends. The consumers hand over their O
+# and do not wait for the storer; the grey stretch is their wait for Q and K of the next tile.*
 #
-# `tests/simulator/gluon/forward/test_hopper.py` runs this kernel in the simulator, with every role as
-# late as the rules allow, and `tests/simulator/gluon/forward/test_roles.py` compares the states that it
-# enters with `roles.py`.
+# `tests/simulator/gluon/forward/test_hopper.py` runs this kernel in the simulator, with every role as late as the rules
+# allow, and `tests/simulator/gluon/forward/test_roles.py` compares the states that it enters with `roles.py`.
 
 # %% [markdown]
 # ## What the compiler made of it
@@ -724,18 +681,16 @@ checked("polynomial_on_blackwell", fewer_exponentials("FA4", "FA3", "sm_100"))
 checked("none_on_hopper", found["FA4", "sm_90"]["ex2"] == found["FA3", "sm_90"]["ex2"])
 
 # %% [markdown]
-# Compare each FA4 with the FA3 of the same GPU. On Blackwell some exponentials have become
-# multiply-adds. <!-- checked: polynomial_on_blackwell --> On Hopper none has.
-# <!-- checked: none_on_hopper --> On Ampere the call goes to FA2's kernel. These choices follow the
-# measurements of the next section.
+# Compare each FA4 with the FA3 of the same GPU. On Blackwell some exponentials have become multiply-adds. On Hopper
+# none has. On Ampere the call goes to FA2's kernel. These choices follow the measurements of the next section.
 
 # %% [markdown]
 # ## What it is worth, measured
 #
 # ### Your prediction
 #
-# On an H200, in bf16 at head_dim 128 without a mask, an eighth of the exponentials becomes
-# polynomials. What is the speed, divided by the speed with none of them?
+# On an H200, in bf16 at head_dim 128 without a mask, an eighth of the exponentials becomes polynomials. What is the
+# speed, divided by the speed with none of them?
 
 # %%
 my_guess = None  # your guess here: 1 is no change, 1.05 is five percent faster
@@ -789,46 +744,26 @@ checked(
 # %% [markdown]
 # Read it column by column.
 #
-# * **bf16, head_dim 128**: both tricks cost speed. <!-- checked: both_cost --> Products take twice
-#   as long as exponentials there and hide them. The decision and the polynomial's instructions are
-#   additional work between two products.
-# * **head_dim 256, bf16 and FP8**: conditional rescaling pays. <!-- checked: threshold_pays --> The
-#   accumulator is twice as wide, so a multiplication that is left out saves twice as much.
-# * **bf16, head_dim 64**: exponentials take as long as products, so a gain from the polynomial would
-#   be plausible. The measurement shows a loss. <!-- checked: no_gain_at_64 -->
-# * **FP8, head_dim 128**: products take half the time, so the softmax is most of a block. Conditional
-#   rescaling pays, where in bf16 it does not. <!-- checked: threshold_in_fp8 --> The polynomial is
-#   not there: it works on scores in fp32, and in FP8 they have 16 bits, two in a register.
-# * **Half of the exponentials** by polynomial is a loss, because several instructions take the place
-#   of one. <!-- checked: half_costs -->
+# * **bf16, head_dim 128**: both tricks cost speed. Products take twice as long as exponentials there and hide them. The
+#   decision and the polynomial's instructions are additional work between two products.
+# * **head_dim 256, bf16 and FP8**: conditional rescaling pays. The accumulator is twice as wide, so a multiplication
+#   that is left out saves twice as much.
+# * **bf16, head_dim 64**: exponentials take as long as products, so a gain from the polynomial would be plausible. The
+#   measurement shows a loss.
+# * **FP8, head_dim 128**: products take half the time, so the softmax is most of a block. Conditional rescaling pays,
+#   where in bf16 it does not. The polynomial is not there: it works on scores in fp32, and in FP8 they have 16 bits,
+#   two in a register.
+# * **Half of the exponentials** by polynomial is a loss, because several instructions take the place of one.
 #
-# The kernel for Hopper has each trick switched off where it costs.
-# <!-- checked: off_where_it_costs --> What remains of FA4 in these cases are its
-# roles. A GPU with faster products, for which FA4 was designed, has a different balance.
-
-# %% tags=["hide-input"]
-measured("speedup")
-table_rows = shapes(results, "table")
-(shape,) = [s for s in table_rows if s[4] == 16384 and s[5] == 128 and not s[6]]
-rates = {x: table_rows[shape][x]["tflops"] for x in ("fa1", "fa2", "fa3", "fa4")}
-say(
-    "At 16384 tokens and head_dim 128 without a mask, "
-    + ", ".join(f"{name.upper()} reaches {rate:.0f} TFLOP/s" for name, rate in rates.items())
-    + "."
-)
-checked("roles_keep_up", abs(rates["fa4"] / rates["fa3"] - 1) < 0.05)
-
-# %% [markdown]
-# *The speed of all versions relative to FlashAttention-2 in PyTorch, over the length. <!-- key -->*
-# At this shape both of FA4's tricks are off, and FA4 is as fast as FA3.
-# <!-- checked: roles_keep_up -->
+# The kernel for Hopper has each trick switched off where it costs. What remains of FA4 in these cases are its roles. A
+# GPU with faster products, for which FA4 was designed, has a different balance.
 
 # %% [markdown]
 # ## At home on Blackwell
 #
-# This half of the notebook is about FA4 on the GPU that it was designed for. We have no such GPU.
-# The kernel for Blackwell, `fa4/blackwell/forward.py`, compiles without one and runs in the
-# simulator, so we know that its results are right. Its speed was never measured.
+# This half of the notebook is about FA4 on the GPU that it was designed for. We have no such GPU. The kernel for
+# Blackwell, `fa4/blackwell/forward.py`, compiles without one and runs in the simulator, so we know that its results are
+# right. Its speed was never measured.
 #
 # What changed in the machine?
 
@@ -859,17 +794,16 @@ checked("same_exponentials", hopper["exponentials"] == b200["exponentials"])
 checked("balanced", products == 128 * 128 / b200["exponentials"])
 
 # %% [markdown]
-# Products became twice as fast; <!-- checked: only_products_are_faster --> exponentials did not
-# become faster. <!-- checked: same_exponentials --> So in 16 bits at head_dim 128 both take equally
-# long, <!-- checked: balanced --> which was the case on Hopper in 8 bits only.
+# Products became twice as fast; exponentials did not become faster. So in 16 bits at head_dim 128 both take equally
+# long, which was the case on Hopper in 8 bits only.
 #
 # Two more things changed, and they change the shape of the kernel:
 #
-# * **Tensor memory.** On Hopper, accumulators are in the registers of the warpgroup that issues a
-#   product. On Blackwell they are in a memory of their own: 512 columns of 128 rows, 4 bytes each.
-#   Warps read from it and write to it as they need.
-# * **One thread issues a product** (`tcgen05.mma`), for the whole SM, and goes on at once. A
-#   barrier tells when the product is done.
+# * **Tensor memory.** On Hopper, accumulators are in the registers of the warpgroup that issues a product. On Blackwell
+#   they are in a memory of their own: 512 columns of 128 rows, 4 bytes each. Warps read from it and write to it as they
+#   need.
+# * **One thread issues a product** (`tcgen05.mma`), for the whole SM, and goes on at once. A barrier tells when the
+#   product is done.
 #
 # With both, the work between two products can be split among more warps than before:
 #
@@ -883,14 +817,14 @@ checked("balanced", products == 128 * 128 / b200["exponentials"])
 #
 # ### Where everything is
 #
-# Tensor memory has 512 columns. S of tile 0 is in columns 0 to 127 and S of tile 1 in the next 128; O of
-# each tile takes 128 columns more. P is written over S, in half of its columns, because P has 16 bits in
-# place of 32. Alpha goes from the softmax to the correction through a column of S that P leaves free.
+# Tensor memory has 512 columns. S of tile 0 is in columns 0 to 127 and S of tile 1 in the next 128; O of each tile
+# takes 128 columns more. P is written over S, in half of its columns, because P has 16 bits in place of 32. Alpha goes
+# from the softmax to the correction through a column of S that P leaves free.
 #
 # ### The correction
 #
-# This is the role that exists for conditional rescaling, and the function that it calls. A thread
-# has a row, so `gl.min(alpha, axis=0) < 1.0` asks all 128 rows of the tile.
+# This is the role that exists for conditional rescaling, and the function that it calls. A thread has a row, so
+# `gl.min(alpha, axis=0) < 1.0` asks all 128 rows of the tile.
 
 # %% tags=["hide-input"]
 show(on_blackwell.correct, docstring=False)
@@ -899,8 +833,8 @@ show(on_blackwell.rescale, docstring=False)
 # %% [markdown]
 # ### Exercise: `repair`
 #
-# A kernel of roles has bugs that a kernel with one role cannot have. Here is the correction with
-# such a bug, and what the simulator says about it in each of its three orders of events:
+# A kernel of roles has bugs that a kernel with one role cannot have. Here is the correction with such a bug, and what
+# the simulator says about it in each of its three orders of events:
 
 # %%
 broken = planted()
@@ -910,9 +844,8 @@ for order, complaint in outcomes(broken).items():
 checked("bug_is_found", all(outcomes(broken).values()))
 
 # %% [markdown]
-# On a GPU this bug would give a wrong result now and then. The simulator finds it in each of the
-# three orders. <!-- checked: bug_is_found --> Which product does O meet, and why is it not done yet?
-# Repair the text.
+# On a GPU this bug would give a wrong result now and then. The simulator finds it in each of the three orders. Which
+# product does O meet, and why is it not done yet? Repair the text.
 
 
 # %%
@@ -926,24 +859,17 @@ check("repair", repair)
 # %% [markdown]
 # ### What is known, and what is not
 #
-# * **Known.** Results: every case of the equivalence suite that the kernel takes passes in the
-#   simulator, also with every role as late as the rules allow
-#   (`tests/simulator/gluon/forward/test_blackwell.py`). Code: it compiles with Triton 3.6, 3.7
-#   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
-# * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas,
-#   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence (an
-#   instruction that keeps accesses to memory in order) that the simulator does not ask for.
-# * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU,
-#   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
-#   report. Once the kernel has passed there, "auto" takes it on that machine.
+# * **Known.** Results: every case of the equivalence suite that the kernel takes passes in the simulator, also with
+#   every role as late as the rules allow (`tests/simulator/gluon/forward/test_blackwell.py`). Code: it compiles with
+#   Triton 3.6, 3.7 and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
+# * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas, but half of its
+#   rates were assumptions. It is also unknown whether the hardware needs a fence (an instruction that keeps accesses to
+#   memory in order) that the simulator does not ask for.
+# * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU, `python -m flash_versions.verify` compares
+#   all kernels with the oracle, times them, and writes a report. Once the kernel has passed there, "auto" takes it on
+#   that machine.
 #
 # [The page about this kernel](../docs/understand/blackwell.md) says more.
-
-# %% [markdown]
-# ## On your own GPU
-
-# %% tags=["varies"]
-own_gpu()
 
 # %% [markdown]
 # **The rescale in a kernel.** Leave rescales out that change little, in the loop of a kernel for Hopper. The check
@@ -955,8 +881,7 @@ own_gpu()
 # %% [markdown]
 # ## Your predictions
 #
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
-# what sets it. Look once more at those that were further away.
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
 
 # %%
 predictions()
@@ -964,14 +889,11 @@ predictions()
 # %% [markdown]
 # ## Where to read on
 #
-# * Zadouri, Hoehnerbach, Shah, Liu, Thakkar, Dao 2026,
-#   [FlashAttention-4](https://arxiv.org/abs/2603.05451): the sections on conditional rescaling and
-#   on emulating the exponential.
-# * The authors' code:
-#   [flash_attn/cute](https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute) of
+# * Zadouri, Hoehnerbach, Shah, Liu, Thakkar, Dao 2026, [FlashAttention-4](https://arxiv.org/abs/2603.05451): the
+#   sections on conditional rescaling and on emulating the exponential.
+# * The authors' code: [flash_attn/cute](https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute) of
 #   flash-attention, `flash_fwd_sm100.py` and `softmax.py`.
-# * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is
-#   exact, and stays in range), `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and
-#   what was tried and did not help, in [log.md](../docs/understand/log.md).
-# * Solutions: `raise_reference.py`, `polynomial_exp2.py` and `repair.py` in `notebooks/solutions/04_fa4`.
-#   Next: [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.
+# * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is exact, and stays in
+#   range), `exp2.py` and `fit_exp2.py`, and what was tried and did not help, in [log.md](../docs/understand/log.md).
+# * Solutions: `raise_reference.py`, `polynomial_exp2.py` and `repair.py` in `notebooks/solutions/04_fa4`. Next:
+#   [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.

@@ -1,7 +1,7 @@
 """What the notebooks are told with: sources, recorded kernels, films, predictions, exercises.
 
     from lessons import show, show_plain, changes, record, film, instructions
-    from lessons import guess, predictions, check, checked, measured, own_gpu
+    from lessons import guess, predictions, check, checked, measured
 
 The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
 in the folder `notebooks/`, where this package is found.
@@ -11,16 +11,15 @@ begins with `%%needs_triton`, see `kernels/needs_triton.py`.
 """
 
 from flash_versions.simulator.notice import unsaid
-from lessons.build.claims import checked
 from lessons.kernels import needs_triton
 from lessons.kernels.compiled import instructions, recompiled
 from lessons.kernels.recording import Recording, Step, record
 from lessons.kernels.source import changes, show, show_plain
-from lessons.measurements import measured, own_gpu
+from lessons.measurements import measured
 from lessons.moved import bytes_moved
 from lessons.pictures.films import film
 from lessons.practice import puzzles
-from lessons.practice.answers import check, guess, predictions
+from lessons.practice.answers import check, checked, guess, predictions
 
 unsaid.clear()  # the notebooks themselves say where kernels run
 needs_triton.register()
@@ -37,7 +36,6 @@ __all__ = [
     "guess",
     "instructions",
     "measured",
-    "own_gpu",
     "predictions",
     "record",
     "recompiled",

@@ -1,4 +1,4 @@
-"""The coefficients of FA4's exponential: `python -m lessons.fit_exp2`.
+"""The coefficients of FA4's exponential.
 
 A polynomial p with p(0) = 1 whose largest relative error against 2^f on -1/2 .. 1/2 is as small as
 it can be, found by a Remez exchange. p(0) = 1 costs a third of the accuracy and is worth it: 2^0 is
@@ -10,7 +10,6 @@ most the dtype's unit roundoff (half the distance of 1 to the next number), whic
 2^x itself may cost, and so what an exponential without any error would be allowed.
 """
 
-import sys
 from functools import cache
 from typing import NamedTuple
 
@@ -141,35 +140,3 @@ def chosen_degree(dtype: torch.dtype) -> int:
         if all(found.after_cast <= found.allowed for found in both):
             return degree
     raise RuntimeError(f"no degree in {DEGREE_RANGE} is enough for {dtype}.")
-
-
-def main() -> int:
-    """Print coefficients and errors; returns the exit code."""
-    fits = {degree: remez(degree) for degree in DEGREE_RANGE}
-    for degree, fit in fits.items():
-        sys.stdout.write(f"{degree}: {fit.coefficients},\n")
-    sys.stdout.write(
-        f"\nlargest relative errors of 2^x, x from {LOWEST:g} to {HIGHEST:g}\n"
-        "degree  no rounding  in fp32"
-    )
-    for dtype in DTYPES:
-        sys.stdout.write(f"  {str(dtype).removeprefix('torch.'):>13}  differing")
-    sys.stdout.write("\n")
-    for degree, fit in fits.items():
-        found = [measure(fit.coefficients, dtype) for dtype in DTYPES]
-        sys.stdout.write(f"{degree:6}  {fit.error:11.3e}  {found[0].fp32:.1e}")
-        for x in found:
-            sys.stdout.write(f"  {x.after_cast:13.7f}  {x.differing:9.3%}")
-        sys.stdout.write("\n")
-    sys.stdout.write("       unit roundoff     ")
-    for dtype in DTYPES:
-        sys.stdout.write(f"  {torch.finfo(dtype).eps / 2:13.7f}           ")
-    sys.stdout.write("\nchosen, by the rule:     ")
-    for dtype in DTYPES:
-        sys.stdout.write(f"  {chosen_degree(dtype):13}           ")
-    sys.stdout.write("\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,8 +18,10 @@ from flash_versions.bench.measure import reason
 BEGAN = time.monotonic()  # when the script was started
 
 
-def parser(doc, seconds=None, device=True):
-    """A command line: where the JSON goes, and if asked for, on which device and for how long."""
+def parser(doc, seconds=None, device=True, add=False):
+    """A command line: where the JSON goes, and if asked for, on which device, for how long, and
+    whether it goes to what is there.
+    """
     made = argparse.ArgumentParser(description=doc.partition("\n")[0])
     made.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     if device:
@@ -27,27 +29,33 @@ def parser(doc, seconds=None, device=True):
     if seconds is not None:
         text = f"after which nothing more begins ({seconds:g})"
         made.add_argument("--seconds", type=float, default=seconds, help=text)
+    if add:
+        made.add_argument("--add", action="store_true", help="keep what FILE has of other rows")
     return made
 
 
-def keep(document, out, rows, hidden=("suite",)):
-    """Add rows to a document, print them without the fields that are too long, and write it."""
-    document["rows"] += rows
+def keep(document, out, rows, hidden=("suite",), place=()):
+    """Add rows to a document, print them without the fields that are too long, and write it. A row
+    takes the place of an earlier one with the same of the fields `place`; a failure does not.
+    """
     for row in rows:
         print(json.dumps({k: v for k, v in row.items() if k not in hidden}), flush=True)
+        same = (i for i, x in enumerate(document["rows"]) if all(x[k] == row[k] for k in place))
+        at = next(same, None) if place else None
+        if at is None:
+            document["rows"].append(row)
+        elif "reason" not in row or "reason" in document["rows"][at]:
+            document["rows"][at] = row
     save(document, out)
 
 
-def earlier(path, keys, document):
-    """The rows of an earlier document, which has to have the same of these keys; none if there is
-    no such file.
+def earlier(options):
+    """The rows of the document of before, each with the date and the commit of its measurement;
+    none without `--add`.
     """
-    if not path.exists():
+    if not options.add or not options.out.exists():
         return []
-    before = json.loads(path.read_text())
-    for key in keys:
-        if before[key] != document[key]:
-            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
+    before = json.loads(options.out.read_text())
     return [{key: before[key] for key in ("date", "commit")} | row for row in before["rows"]]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import re
 from functools import cache
 from unittest import mock
 
@@ -16,6 +17,26 @@ def compiled(module: str, *arguments: str):
     rows = importlib.import_module(f"tests.compile.{module}").rows
     with assembled_once():
         return rows(*arguments)
+
+
+def unused_barriers(ttgir: str) -> list[str]:
+    """Barriers that are initialised though nobody waits for them.
+
+    Their memory is then also a tile's, which PTX forbids: on a GPU that changes from one process to
+    another, what was initialised comes back, in the middle of the tile.
+    """
+    slots: dict[str, str] = {}
+    initialised, used = set[str](), set[str]()
+    before_partitions = re.split(r"\n\s*partition0\(", ttgir)[0]
+    for line in before_partitions.splitlines():
+        if slot := re.search(r"(%\w+) = ttg\.memdesc_index (%\w+)\[", line):
+            slots[slot[1]] = slot[2]
+        elif barrier := re.search(r"ttng\.init_barrier (%\w+),", line):
+            initialised.add(slots.get(barrier[1], barrier[1]))
+        else:
+            values = re.findall(r"%\w+", re.sub(r"^\s*%\S+ = ", "", line))
+            used.update(slots.get(value, value) for value in values)
+    return sorted(initialised - used)
 
 
 @contextlib.contextmanager

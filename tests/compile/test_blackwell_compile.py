@@ -12,7 +12,7 @@ from flash_versions.inspect.compiled import ARCHES, Compiled, compiling
 from flash_versions.versions.fa4 import EXPLICIT, VERSION
 from flash_versions.versions.fa4.blackwell import forward
 from flash_versions.versions.fa4.blackwell.config import default_config
-from tests.compile.compiled import compiled
+from tests.compile.compiled import compiled, unused_barriers
 
 # Each has a head_dim, options and eighths of the exponentials.
 CALLS: list[tuple[int, dict, int]] = [(64, {"window": (500, 20)}, 2), (128, {"causal": True}, 2)]
@@ -71,15 +71,8 @@ def test_who_serves_a_call_on_blackwell():
 
 def softmax_loops(kernel: Compiled) -> list[dict[str, int]]:
     """The opcodes of the innermost loops with many exponentials."""
-    instructions, labels = sass.parse(kernel.sass)
-    bodies = sass.loops(sass.control_flow(instructions, labels))
-    opcodes = {
-        head: sass.HotLoop(tuple(instructions[i] for i in sorted(body))).opcodes
-        for head, body in bodies.items()
-    }
-    many = {head for head, found in opcodes.items() if found["MUFU"] > 32}
-    inner = [head for head in sorted(many) if not (many - {head}) & bodies[head]]
-    return [dict(opcodes[head]) for head in inner]
+    loops = sass.innermost_loops(kernel.sass, lambda loop: loop.opcodes["MUFU"] > 32)
+    return [dict(loop.opcodes) for loop in loops]
 
 
 def rows() -> dict:
@@ -93,7 +86,7 @@ def rows() -> dict:
         (kernel,) = found
         more = {
             "columns": kernel.code.metadata.tmem_size,
-            "unused_barriers": kernel.unused_barriers,
+            "unused_barriers": unused_barriers(kernel.ttgir),
             "softmax": softmax_loops(kernel),
         }
         explicit.append(kernel.summary() | more)

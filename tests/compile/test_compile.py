@@ -106,17 +106,6 @@ def test_loads_are_pipelined(group):
             assert counts["cp_async"] or counts["tma_loads"] or "fp32" in name, name
 
 
-@of("portable")
-def test_what_is_launched(group):
-    """FA1's gradients take one kernel, FA2's three; splits are combined."""
-    rows = compile_group("sm_90", group)
-    launched = {name: [row["kernel"] for row in found] for name, found in rows.items()}
-    assert launched["fa1"] == ["forward_kernel", "backward_kernel"]
-    assert launched["fa2"] == ["forward_kernel", "delta_kernel", "dkdv_kernel", "dq_kernel"]
-    assert launched["fa2, splits"] == ["decode_kernel", "combine_kernel"]
-    assert launched["append"] == ["append_kernel"]
-
-
 @of("hopper", "options", "fp8", "gradients")
 def test_the_kernels_for_hopper_are_asynchronous(group):
     """Their loads and stores are TMA's, and no product waits for the one before it. No loop of a

@@ -66,14 +66,6 @@ def test_more_heads_than_a_grid_axis_holds(version):
 
 
 @by_version
-@pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000, 2047, 4096])
-@pytest.mark.parametrize("D", [64, 128, 256])
-def test_lengths_round_the_tile_sizes(version, S, D):
-    q, k, v = torch.randn(3, 1, S, 2, D, device="cuda", dtype=torch.bfloat16)
-    check(q, k, v, causal=True, version=version)
-
-
-@by_version
 @pytest.mark.parametrize("options", [{}, {"window": (100, None)}, {"softcap": 9.0}], ids=str)
 def test_memory_grows_with_the_length_not_its_square(version, options):
     def peak(S):
@@ -90,17 +82,6 @@ def test_memory_grows_with_the_length_not_its_square(version, options):
         pytest.skip("softcap comes with FA2")
     assert peak(8192) < 2.2 * peak(4096)
     assert peak(8192) < 20 * 8192 * 4 * 64 * 2  # a score matrix would be 1024 times one tensor
-
-
-@pytest.mark.large(24)
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_packed_long_and_ragged(causal):
-    lengths = [1, 5000, 0, 333, 64, 2048, 17]
-    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-    q = torch.randn(sum(lengths), 8, 128, device="cuda", dtype=torch.bfloat16)
-    k, v = torch.randn(2, sum(lengths), 2, 128, device="cuda", dtype=torch.bfloat16)
-    options = {"causal": causal, "cu_seqlens_q": cu_seqlens}
-    check(q, k, v, version="fa2", **options)
 
 
 def test_compiled_by_inductor_in_both_directions():

@@ -70,18 +70,6 @@ def test_interval_masks_ten_thousand_times(D):
     assert differing(lambda: run()[1:3], 2000) == 0  # dK and dV; dQ is added in any order
 
 
-def test_a_graph_follows_the_mask():
-    """A captured call reads the intervals at replay, also those of a mask that was planned."""
-    mask = masks.plan_mask(masks.documents([300, 200], device="cuda"))
-    q, k, v = qkv(500, 500, 4, 64)
-    attention(q, k, v, version="fa3", **mask)  # plans it
-    graph, o = captured(lambda: attention(q, k, v, version="fa3", **mask))
-    other = masks.documents([100, 150, 250], device="cuda")
-    mask["query_ends"].copy_(other["query_ends"])
-    graph.replay()
-    assert torch.equal(o, attention(q, k, v, version="fa3", **other))
-
-
 def dynamic(S, heads):
     """Launches of a kernel whose programs claim tiles from counters in memory."""
     request = make_request(*qkv(S, S, heads, 64, batch=4), causal=True)
@@ -91,16 +79,6 @@ def dynamic(S, heads):
 def test_two_streams_at_once():
     """The programs of both are resident together; their counters are apart."""
     assert differing_in_streams([dynamic(300, 2), dynamic(1000, 2)], 300) == [0, 0]
-
-
-def test_two_graphs_at_once():
-    """Both captured in one stream, replayed in two: each has its own counters."""
-    calls = [dynamic(500, 4), dynamic(700, 4)]
-    expected = [call()[0] for call in calls]
-    graphs = [captured(call) for call in calls]
-    runs = [lambda graph=graph, o=o: (graph.replay(), o)[1] for graph, o in graphs]
-    assert differing_in_streams(runs, 200) == [0, 0]
-    assert all(torch.equal(o, right) for (_, (o,)), right in zip(graphs, expected))
 
 
 def test_counters_are_zero_between_launches_and_apart():

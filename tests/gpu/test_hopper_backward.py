@@ -15,7 +15,7 @@ from flash_versions.versions.fa2.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa4.hopper import backward as shared_out
-from tests.gpu.launches import differing, differing_in_streams, on_hopper, qkv
+from tests.gpu.launches import differing, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right
 
 pytestmark = on_hopper
@@ -107,29 +107,6 @@ def test_in_order(options, D):
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_packed_sequences_and_own_lengths_in_order(causal, D):
-    options = {"causal": causal, "deterministic": True, "version": "fa3"}
-    lengths = [1, 900, 0, 130, 2000, 64, 777]
-    ragged = {"cu_seqlens_q": torch.tensor([0, *lengths], device="cuda").cumsum(0).int()}
-    rows = {"kv_lengths": torch.tensor([700, 0, 3, 128], device="cuda")}
-    for inputs, about in (
-        ([x[0] for x in qkv(sum(lengths), sum(lengths), 8, D, kv_heads=2)], ragged),
-        (qkv(500, 900, 8, D, kv_heads=2, batch=4), rows),
-    ):
-        leaves = [x.requires_grad_() for x in inputs]
-        o = attention(*leaves, **options, **about)
-        do = torch.randn_like(o)
-        found = torch.autograd.grad(o, leaves, do, retain_graph=True)
-        request = make_request(*(x.detach() for x in leaves), causal=causal, **about)
-        named = {n: x.view_as(y) for n, x, y in zip(("dq", "dk", "dv"), found, request[:3])}
-        assert_gradients_right(request, named, do.view_as(request.q), None)
-        for _ in range(10):
-            again = torch.autograd.grad(o, leaves, do, retain_graph=True)
-            assert all(torch.equal(x, y) for x, y in zip(found, again))
-
-
-@pytest.mark.parametrize("D", [64, 128, 256])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_same_bits_beside_other_work(D, causal):
     """A hundred launches in a graph while another stream multiplies matrices: programs begin when
     an SM has room for them.
@@ -146,15 +123,6 @@ def test_the_same_bits_beside_other_work(D, causal):
                 a @ a
 
     assert differing(lambda: run()[:3], 100, beside=multiply) == 0
-
-
-def test_several_streams_in_order():
-    """Launches that wait for turns share the SMs, and all of them end."""
-    shapes = [(300, 64, False), (3000, 64, False), (3000, 128, True), (3000, 256, False)]
-    runs = [
-        prepared(*qkv(S, S, 4, D), causal=causal, deterministic=True)[3] for S, D, causal in shapes
-    ]
-    assert differing_in_streams([lambda run=run: run()[:3] for run in runs], 100) == [0] * 4
 
 
 def test_attention_uses_it_in_order_or_not(monkeypatch):

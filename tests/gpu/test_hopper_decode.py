@@ -7,8 +7,6 @@ import torch
 
 from flash_versions import attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions import fa3, fa4
-from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa3.hopper.decode import host
 from flash_versions.versions.fa3.hopper.decode.host import DecodeConfig
 from flash_versions.versions.oracle.budget import assess_request
@@ -90,35 +88,6 @@ def test_configurations(config, page_size):
 def test_groups_and_queries(heads, kv_heads, queries, dtype):
     shape = {"heads": heads, "kv_heads": kv_heads, "M": queries, "dtype": dtype}
     check(*poisoned(16, **shape))
-
-
-OPTIONS = {
-    "full": {"causal": False},
-    "window": {"window": (400, None)},
-    "window ahead": {"causal": False, "window": (200, 10)},
-    "softcap": {"softcap": 3.0},
-    "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, -torch.inf] * 2)},
-    "slopes": {"alibi_slopes": torch.linspace(0, 1, 64).view(8, 8)},
-    "int32": {"kv_lengths": torch.tensor(LENGTHS, dtype=torch.int32)},
-}
-
-
-@pytest.mark.parametrize("page_size", [None, 64])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options(name, page_size):
-    options = {
-        key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()
-    }
-    check(*poisoned(page_size, options=options, M=2))
-
-
-@pytest.mark.parametrize("version", [fa3, fa4])
-def test_pages_and_uneven_rows_come_here(version):
-    for page_size in (64, None):
-        request, _ = poisoned(page_size)
-        assert version.choose_forward(request) is host.forward
-        assert version.choose_forward(request._replace(num_splits=2)) is fa2.forward
-    assert version.choose_forward(request._replace(kv_lengths=None)) is fa2.forward
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

@@ -215,12 +215,3 @@ def test_the_origin_of_a_nan_is_named():
     assert f"`p / tl.sum(p, 0)` in line {line}, which is inf / inf; its inf comes from" in found
     assert f"in line {line - 1}, which is exp(300): it overflows" in found
     assert f"`p / tl.sum(p, 0)` in line {line}, which is 0 / 0" in origin(divided, hidden, nan)
-
-
-def test_a_number_that_is_handed_on_has_no_origin_but_its_load():
-    x = torch.tensor([float("nan"), 1.0, 0.0, 0.0])
-    line = line_of("values = tl.load(x + tl.arange(0, 4))")
-    with Watch({"x": x}).watching():
-        said = origin(normalized, x, float("nan"), True)
-    assert f"in line {line}: x[0] is NaN; 0 * NaN is NaN" in said
-    assert origin(divided, torch.zeros(4), float("inf")) is None

@@ -1,7 +1,5 @@
 """Which launches are simulated, and what is said of those that cannot be."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,7 +10,6 @@ import triton.language as tl
 from flash_versions import attention
 from flash_versions.inspect.compiled import compiling
 from flash_versions.simulator import CompileError, loops
-from tests.helpers import ROOT
 
 BLOCK = 16
 
@@ -128,24 +125,6 @@ def test_what_cannot_be_simulated_is_told_with_its_line(refused, said, monkeypat
     monkeypatch.setattr(loops, "MOST_STEPS", 1000)
     with pytest.raises(CompileError, match=said):
         refused[(1,)](torch.empty(1))
-
-
-@pytest.mark.parametrize("value", [None, "1"])
-def test_the_environment_variable_is_not_needed(value):
-    """Where it is set, one sentence says so; bf16 is right with both."""
-    code = (
-        "import torch; from flash_versions import attention\n"
-        "q = torch.randn(1, 20, 1, 16).bfloat16()\n"
-        "print(attention(q, q, q, version='fa2').float().norm().item())"
-    )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    environment |= {} if value is None else {"TRITON_INTERPRET": value}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("TRITON_INTERPRET is not needed") == (value is not None)
-    assert float(done.stdout) > 0
 
 
 @triton.jit

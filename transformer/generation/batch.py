@@ -27,7 +27,7 @@ from transformer.generation.stats import (
     token_bytes,
     weight_bytes,
 )
-from transformer.model.cache import KVCache
+from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.startup import compiling
 from transformer.model.paged_cache import PagedKVCache
@@ -50,6 +50,8 @@ class EngineOptions:
         prompt_lookup: propose so many tokens a step by looking them up in the row's own text, see
             `prompt_lookup`; 0: none. Greedy only, without a repetition penalty.
         measure_attention: also measure its share of a step.
+        shared_prefix: with several answers to each prompt, store and read its keys once for all of
+            them, unless an answer may fill the context; else each answer has a copy.
         cuda_graph: on a GPU, capture a step and replay it, unless the model waits for the device.
             Its attention must not, nor depend on values there.
 
@@ -61,6 +63,7 @@ class EngineOptions:
     page_size: int | None = None
     prompt_lookup: int = 0
     measure_attention: bool = False
+    shared_prefix: bool = False
     cuda_graph: bool = True
 
     def __post_init__(self) -> None:
@@ -207,7 +210,11 @@ class Batch:
             self.cache.allocate([len(prompt) for prompt in prompts])
         logits = prefill(self.model, self.cache, prompts, self.engine.prefill_chunk)
         if self.samples > 1 and isinstance(self.cache, KVCache):  # prompts are read once for all
-            self.cache = self.cache.repeat(self.samples)
+            config, fits = self.model.config, self.cache.longest + self.limit <= self.capacity
+            if self.engine.shared_prefix and fits and not self.engine.prompt_lookup:
+                self.cache = BranchedKVCache(config, self.cache, self.samples, self.limit)
+            else:
+                self.cache = self.cache.repeat(self.samples)
             logits = logits.repeat_interleave(self.samples, dim=0)
         if self.fixed:
             self.cache.fix()
@@ -279,6 +286,8 @@ class Batch:
         batch are always the same ones then, for which kernels are compiled and products planned.
         """
         if self.engine.page_size is not None or self.engine.prompt_lookup:
+            return
+        if isinstance(self.cache, BranchedKVCache):  # whose groups are equally large
             return
         size, least = len(self.places), FEW_ROWS if self.device.type == "cuda" else 1
         while running <= size // 2 and size > least:

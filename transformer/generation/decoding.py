@@ -26,6 +26,7 @@ from transformer.generation.sampling import Sampling, sample, token_mask
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.decode.sample import Draws, Record, sample_into
+from transformer.model.kernels.logprobs import logprobs_of
 from transformer.model.paged_cache import PagedKVCache
 
 Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
@@ -223,6 +224,9 @@ class Decoding:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
             sample_into(logits, record, draws, self._banned)
+            if draws is not None and self.model.kernels == "exact":
+                scores = self._exact_scores(logits, self.newest[:, 0])
+                self._scores.scatter_(1, self._column - 1, scores[:, None])
             return
         uniform = None
         if self._numbers is not None:
@@ -244,7 +248,17 @@ class Decoding:
         """Tokens and scores by logits (B, V), see `sampling.sample`."""
         if self._banned is not None:
             logits = logits.masked_fill(self._banned, -math.inf)
-        return sample(logits, self.options.sampling, seen, uniform, self.options.logprobs)
+        sampling = self.options.sampling
+        tokens, scores = sample(logits, sampling, seen, uniform, self.options.logprobs)
+        drawn = logits.is_cuda and sampling.unfiltered and not sampling.greedy
+        if drawn and self.model.kernels == "exact":
+            scores = self._exact_scores(logits, tokens)
+        return tokens, scores
+
+    def _exact_scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities by the kernel of the trainer."""
+        temperature = self.options.sampling.temperature
+        return logprobs_of(logits.contiguous(), tokens, temperature, self._banned)[0]
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""

@@ -102,6 +102,12 @@ def generate(
     if kept is not None and (len(prompts), samples) != (1, 1):
         raise ValueError(f"a conversation continues with one answer, not {len(prompts) * samples}")
     check_prompt_lookup(engine.prompt_lookup, sampling)
+    trained, longest = model.config.trained_positions, max(map(len, prompts)) + max_tokens
+    if model.kernels == "exact" and trained < min(longest, model.config.max_positions):
+        raise ValueError(
+            f"exact answers end at {trained} tokens, beyond which this model's rotary embedding"
+            f" depends on the longest text of a batch; a prompt and max_tokens are {longest}"
+        )
     limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
     rows = [
         Row(samples * i + n, prompt, limit, tokenizer, eos, stop_strings)

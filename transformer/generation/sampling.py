@@ -215,9 +215,9 @@ def sample(
         if logits.is_cuda:
             return likeliest(logits)
         largest, tokens = logits.max(-1)
-        if logprobs:
-            return tokens, largest.float() - logits.float().logsumexp(-1)
-        return tokens, largest.float()
+        if not logprobs:
+            return tokens, largest.float()
+        return tokens, logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
     if logits.is_cuda:
@@ -226,4 +226,5 @@ def sample(
     # not count.
     probabilities = logits.softmax(-1)
     tokens = draw_from(probabilities, uniform)
-    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+    # As `logprobs.token_logprobs` computes them: training finds the same bits.
+    return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]

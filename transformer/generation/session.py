@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
 from transformer.model.decoder import Config, Transformer, choose_attention
+from transformer.model.exact import BLOCKS, attention_of
 from transformer.model.kernels.host import say_simulated
 from transformer.model.kernels.startup import warming_up
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
@@ -68,6 +68,7 @@ class Session:
         dtype: str = "auto",
         precision: str | None = None,
         kernels: str = "auto",
+        exact: bool = False,
         use_template: bool = True,
         engine: EngineOptions | None = None,
         thinking: bool | None = None,
@@ -86,6 +87,8 @@ class Session:
             precision: that of attention, as `flash_versions.attention` takes it: "fp8" quantises
                 queries, keys and values of a 16-bit dtype, the whole cache in every step.
             kernels: of norms and products, see `Transformer`.
+            exact: an answer's bits depend on its prompt only: kernels "exact", and attention that
+                is batch-invariant.
             use_template: whether prompts go through the checkpoint's chat template.
             engine: how the engine goes about it; with measure_attention, reports are long.
             thinking: whether the model thinks before it answers, for a template that asks for
@@ -95,6 +98,9 @@ class Session:
             OSError: there is no such checkpoint, or it has no tokenizer.
             ValueError: anything about it that cannot work, in one sentence.
         """
+        if exact and kernels not in ("auto", "exact"):
+            raise ValueError(f"kernels={kernels!r} are not exact; leave the option out")
+        kernels, exact = "exact" if exact else kernels, exact or kernels == "exact"
         where, engine = choose_device(device), engine or EngineOptions()
         folder = find_checkpoint(checkpoint)
         config = load_config(folder)
@@ -117,19 +123,21 @@ class Session:
                     f" 0 to {tokenizer.vocab_size - 1}"
                 )
         with warming_up(where, DTYPES[dtype]):
+            paged = engine.page_size is not None
             version, notes = choose_attention(
-                attention, config, where, DTYPES[dtype], precision, engine.page_size is not None
+                attention, config, where, DTYPES[dtype], precision, paged, exactly=exact
             )
-            attend = partial(flash_versions.attention, version=version, precision=precision)
+            attend = attention_of(version, exact, precision=precision)
             model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        is_simulated = version not in flash_versions.BASELINES and where.type == "cpu"
+        is_simulated = where.type == "cpu" and version not in (*flash_versions.BASELINES, BLOCKS)
         if is_simulated:
             say_simulated()
         if is_simulated and parameters > SIMULATED_PARAMETERS:
             notes.append(
                 f"{version} is simulated on the CPU, which is slow for a model of"
-                f" {parameters / 1e6:.0f} million parameters{_faster(config, precision, engine)}"
+                f" {parameters / 1e6:.0f} million parameters"
+                f"{_faster(config, precision, engine, exact)}"
             )
         if kernels == "fused" and where.type == "cpu":
             notes.append("the fused kernels are simulated: minutes for an answer, for reading")
@@ -228,9 +236,11 @@ class Session:
         """The measurements as lines of text."""
         precision = "" if self.precision is None else f" and {self.precision}"
         where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
-        if self.attention not in flash_versions.BASELINES and self.device.type == "cpu":
+        simulated = self.attention not in (*flash_versions.BASELINES, BLOCKS)
+        if simulated and self.device.type == "cpu":
+            exact = self.model.kernels == "exact"
             where += "; its kernels are simulated: slow by design, for reading"
-            where += _faster(self.model.config, self.precision, self.engine)
+            where += _faster(self.model.config, self.precision, self.engine, exact)
         peak = statistics.peak_memory
         reused = f"; {statistics.reused_tokens} tokens of the turns before were kept"
         return (
@@ -274,12 +284,12 @@ class Session:
         return f"note: stopped after {count} tokens: the model's context of {context} is full\n"
 
 
-def _faster(config: Config, precision: str | None, engine: EngineOptions) -> str:
+def _faster(config: Config, precision: str | None, engine: EngineOptions, exact: bool) -> str:
     """A hint at attention that is not simulated on a CPU; "" if the model can use none."""
     cpu, paged = torch.device("cpu"), engine.page_size is not None
     try:
         name, _ = choose_attention(
-            "auto", config, cpu, torch.float32, precision, paged, simulated=False
+            "auto", config, cpu, torch.float32, precision, paged, simulated=False, exactly=exact
         )
     except ValueError:
         return ""

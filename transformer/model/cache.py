@@ -20,13 +20,16 @@ it has seen to the letter, the cache can be fixed: every span then reaches to it
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flash_versions import merge_attention_states
 from transformer.model.config import Config
+from transformer.model.kernels.decode.merge import merge
 
 
 class Cache:
@@ -208,6 +211,53 @@ class KVCache(Cache):
         self.keys_values = self.keys_values[:, :, : len(rows)]
 
 
+class BranchedKVCache(KVCache):
+    """What several rows say behind each row of another cache, whose keys all of them see: a
+    prompt's keys are stored once and, in a step, read once for all of its answers.
+
+    Args:
+        prefix: the prompts, which stay as they are.
+        samples: rows of this cache behind each of them, in succession.
+        capacity: tokens that each row can hold beside its prefix.
+    """
+
+    def __init__(self, config: Config, prefix: KVCache, samples: int, capacity: int):
+        memory, rows = prefix.keys_values, len(prefix.lengths) * samples
+        super().__init__(config, rows, capacity, memory.device, memory.dtype)
+        self.prefix, self.ropes = prefix, prefix.ropes
+        self.starts = prefix.lengths.repeat_interleave(samples)
+
+    def _span(
+        self, rows: slice | Tensor, slots: slice | Tensor, stop: int, lengths: Tensor | None
+    ) -> Span:
+        places = slots
+        if isinstance(slots, slice) and slots.stop:
+            places = torch.arange(slots.start, slots.stop, device=self.starts.device)
+        if isinstance(places, Tensor):
+            places = places + self.starts[:, None].long()
+        keys_values = self.prefix.keys_values[:, :, :, : self.prefix.longest]
+        known = self.prefix.uniform and not self.prefix.fixed
+        prefix = Prefix(keys_values, None if known else self.prefix.lengths, self.starts)
+        return Span(
+            self.keys_values, rows, slots, places, self.prefix.capacity, stop, lengths,
+            prefix=prefix,
+        )  # fmt: skip
+
+
+class Prefix(NamedTuple):
+    """What the rows of a `BranchedKVCache` continue.
+
+    Attributes:
+        layers: (layers, 2, groups, longest, kv_heads, head_dim), their keys and values.
+        lengths: (groups,) int32; None if all are `longest`.
+        starts: (rows,) int32, the length of each row's prefix.
+    """
+
+    layers: Tensor
+    lengths: Tensor | None
+    starts: Tensor
+
+
 @dataclass(frozen=True)
 class Span:
     """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
@@ -222,6 +272,7 @@ class Span:
         stop: no row is longer with this span filled; None: it is not needed.
         kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
         block_table: (batch, max_pages) int32, the pages of each row; None without pages.
+        prefix: what all rows of a group see before their own keys, or None.
     """
 
     layers: Sequence[Tensor] | Tensor
@@ -232,12 +283,28 @@ class Span:
     stop: int | None
     kv_lengths: Tensor | None
     block_table: Tensor | None = None
+    prefix: Prefix | None = None
 
-    @property
-    def options(self) -> dict[str, Tensor | None]:
-        """What attention to the keys of a layer has to be told."""
-        table = {} if self.block_table is None else {"block_table": self.block_table}
-        return {"kv_lengths": self.kv_lengths, **table}
+    def attend(
+        self, attention: Callable, layer: int, q: Tensor, k: Tensor, v: Tensor, **options: Any
+    ) -> Tensor:
+        """Attention of q (batch, tokens, heads, head_dim) to what is `stored` of a layer."""
+        if self.block_table is not None:
+            options["block_table"] = self.block_table
+        options |= {"causal": True, "kv_lengths": self.kv_lengths}
+        if self.prefix is None:
+            return attention(q, k, v, **options)
+        keys, values = self.prefix.layers[layer]
+        together = q.reshape(len(keys), -1, *q.shape[2:])  # all that its rows ask of a prefix
+        of_prefix = {"causal": False, "kv_lengths": self.prefix.lengths, "sink": None}
+        found = attention(together, keys, values, return_lse=True, **{**options, **of_prefix})
+        o, lse = attention(q, k, v, return_lse=True, **options)
+        if o.is_cuda:
+            o, lse, *found = (x.contiguous() for x in (o, lse, *found))
+            merge(o, lse, *found)
+            return o
+        seen = found[1].unflatten(2, (-1, q.shape[1])).transpose(1, 2).reshape(lse.shape)
+        return merge_attention_states(o, lse, found[0].reshape(o.shape), seen)[0]
 
     def stored(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer, (batch, stop, kv_heads, head_dim), or all its pages,

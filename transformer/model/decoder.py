@@ -26,23 +26,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flash_versions
-from transformer.model import fused
+from transformer.model import exact, fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
-from transformer.model.experts import Experts, in_one_product
+from transformer.model.experts import Experts, MixtureOfExperts, in_one_product
 from transformer.model.kernels.host import choose_version, make_request
-from transformer.model.layers import TORCH, Decoder
+from transformer.model.layers import EXACT, TORCH, Decoder, FeedForward, RMSNorm, gated_by
 from transformer.model.paged_cache import PagedKVCache
 
 INIT_STD = 0.02
-KERNELS = ("auto", "torch", "fused")
+KERNELS = ("auto", "torch", "fused", "exact")
+
+
+class Branches(NamedTuple):
+    """How a row of tokens is a prompt with continuations, each of which sees the prompt and itself.
+
+    Attributes:
+        positions: (batch, length) int64, of each token in its text.
+        ends: (batch, length) integers: no token from this place in the row on sees the token.
+    """
+
+    positions: Tensor
+    ends: Tensor
 
 
 class Transformer(nn.Module):
@@ -55,10 +68,13 @@ class Transformer(nn.Module):
             Some models also ask for a window or a softcap: see `Config.attention_options`.
         kernels: what computes norms and products. "torch": torch's operations, one by one. "fused":
             kernels that fuse them (see `transformer.model.fused`), wherever there are some. "auto":
-            these on a GPU for a decoding step; elsewhere torch's.
+            these on a GPU for a decoding step; elsewhere torch's. "exact": the bits of a token's
+            logits depend on the tokens before it only, see `transformer.model.exact`; the attention
+            has to be batch-invariant (`exact.attention_of`).
 
     Raises:
-        ValueError: kernels has another value, or a model of this shape has no fused ones.
+        ValueError: kernels has another value, a model of this shape has no fused ones, or this
+            machine no exact ones.
     """
 
     def __init__(
@@ -77,6 +93,16 @@ class Transformer(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
         self.products = fused.FusedProducts() if kernels == "fused" else TORCH
+        if kernels == "exact":
+            self._make_exact()
+
+    def _make_exact(self) -> None:
+        self.products = EXACT
+        for module in self.modules():
+            if isinstance(module, RMSNorm | MixtureOfExperts):
+                module.exact = True
+            if isinstance(module, FeedForward | Experts):
+                module.gated = gated_by(self.config, exactly=True)
 
     def forward(
         self,
@@ -85,6 +111,7 @@ class Transformer(nn.Module):
         padding: Tensor | None = None,
         last_only: bool = False,
         wanted: Tensor | None = None,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Logits of the token after each token.
 
@@ -96,6 +123,7 @@ class Transformer(nn.Module):
             last_only: compute the logits of the last token only.
             wanted: (batch, length) bool, compute the logits of these tokens only: with a large
                 vocabulary, logits take more memory than all else.
+            branches: of rows that are a prompt with several continuations; not with a cache.
 
         Returns:
             (batch, length, vocab_size), (batch, 1, vocab_size) or (wanted tokens, vocab_size), in
@@ -105,7 +133,7 @@ class Transformer(nn.Module):
             ValueError: more tokens than the context or the cache holds, or arguments that do not
                 fit each other or the model.
         """
-        self._check(tokens, cache, padding)
+        self._check(tokens, cache, padding, branches)
         if wanted is not None and (wanted.shape, wanted.dtype) != (tokens.shape, torch.bool):
             raise ValueError(
                 f"wanted must be bool {tuple(tokens.shape)} like the tokens, not {wanted.dtype}"
@@ -114,13 +142,17 @@ class Transformer(nn.Module):
         if cache is not None and wanted is None and self._takes_few(tokens, cache, padding):
             return fused.forward(self, tokens, cache, last_only=last_only)
         span = None if cache is None else cache.reserve(tokens.shape[1], padding)
-        x = self.model(tokens, self.attention, span, self.products)
+        attend, positions = self.attention, None
+        if branches is not None:
+            attend, positions = partial(attend, query_ends=branches.ends), branches.positions
+        x = self.model(tokens, attend, span, self.products, positions)
         if last_only:
             x = x[:, -1:]
         if wanted is not None:
             x = x[wanted]
         tied, softcap = self.config.tied_embeddings, self.config.logits_softcap
-        logits = F.linear(x, self.model.embed_tokens.weight) if tied else self.lm_head(x)
+        head = self.model.embed_tokens.weight if tied else self.lm_head.weight
+        logits = (exact.linear if self.kernels == "exact" else F.linear)(x, head)
         if self.config.logits_scaling != 1:
             logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -129,6 +161,8 @@ class Transformer(nn.Module):
     def waits_for_device(self) -> bool:
         """Whether a forward on a GPU reads values back from it, which a CUDA graph cannot."""
         experts = [module for module in self.modules() if isinstance(module, Experts)]
+        if self.kernels == "exact" and experts:
+            return True
         return not all(
             in_one_product(x.gate_up_proj) and in_one_product(x.down_proj) for x in experts
         )
@@ -137,7 +171,9 @@ class Transformer(nn.Module):
         self, tokens: Tensor, cache: KVCache | PagedKVCache, padding: Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
-        asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
+        asked = self.kernels == "fused" or (
+            self.kernels in ("auto", "exact") and exact.by_kernels(tokens)
+        )
         return (
             asked
             and fused.unsupported(self.config) is None
@@ -145,7 +181,11 @@ class Transformer(nn.Module):
         )
 
     def _check(
-        self, tokens: Tensor, cache: KVCache | PagedKVCache | None, padding: Tensor | None
+        self,
+        tokens: Tensor,
+        cache: KVCache | PagedKVCache | None,
+        padding: Tensor | None,
+        branches: Branches | None,
     ) -> None:
         """Refuse what does not fit. Only shapes: reading values would wait for the device."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
@@ -154,7 +194,14 @@ class Transformer(nn.Module):
                 f" not {tokens.dtype} {tuple(tokens.shape)}"
             )
         batch, length = tokens.shape
-        if length > self.config.max_positions:
+        if branches is not None and cache is not None:
+            raise ValueError("branches and a cache exclude each other: leave one of them out")
+        if branches is not None and {*map(tuple, (x.shape for x in branches))} != {(batch, length)}:
+            raise ValueError(
+                f"branches must have positions and ends of shape {(batch, length)} like the tokens,"
+                f" not {tuple(branches.positions.shape)} and {tuple(branches.ends.shape)}"
+            )
+        if length > self.config.max_positions and branches is None:
             raise ValueError(
                 f"{length} tokens are more than the model's context of {self.config.max_positions}"
             )
@@ -196,6 +243,8 @@ def choose_attention(
     precision: str | None = None,
     paged: bool = False,
     simulated: bool = True,
+    exactly: bool = False,
+    shared: bool = False,
 ) -> tuple[str, list[str]]:
     """The version that will run in all layers of a model, and notes on the choice.
 
@@ -210,11 +259,22 @@ def choose_attention(
         precision: that of attention.
         paged: whether keys and values lie in pages.
         simulated: whether "auto" may be a version that is simulated, as all are on a CPU.
+        exactly: whether it has to be batch-invariant.
+        shared: whether sequences with a shared prompt are one, by an interval mask.
 
     Raises:
         ValueError: it cannot run, in one sentence.
         OSError: there is no such file.
     """
+    if exactly and (name == exact.BLOCKS or (name == "auto" and not simulated)):
+        if device.type == "cpu" and precision is None:
+            return exact.BLOCKS, []
+    if exactly and name in flash_versions.BASELINES:
+        other = "" if device.type == "cuda" else f" or {exact.BLOCKS!r}"
+        raise ValueError(
+            f"attention {name!r} is not exact: its sums follow the shape of the batch; use 'auto'"
+            f"{other}"
+        )
     if name.endswith(".py"):
         flash_versions.load_version(name)
     # What each kind of layer asks for in a decoding step, as a small request.
@@ -226,7 +286,10 @@ def choose_attention(
         "block_table": torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None,
         "precision": precision,
         "sink": q[0, 0, :, 0].contiguous() if config.sinks else None,
+        "batch_invariant": exactly,
     }
+    if shared:
+        common |= {"query_ends": common.pop("kv_lengths")}
     kinds: list[dict] = []
     for layer in range(config.num_layers):
         if (options := config.attention_options(layer)) not in kinds:
@@ -243,7 +306,8 @@ def choose_attention(
             refused = refused or error
     if refused is not None and (name != "auto" or precision is not None):
         raise refused
-    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
+    baselines = (("sdpa", "torch's own"), ("reference", "PyTorch written out"))
+    for version, what in baselines if not exactly else ():
         if version == "reference" and device.type == "cuda":
             break  # it waits for the device, which a captured step cannot
         try:

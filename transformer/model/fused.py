@@ -15,6 +15,9 @@ With more rows cuBLAS does the products, and a layer is about ten. Either way it
 `Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
 bf16 the results differ in their last bits.
 
+With kernels="exact" they do not: the norms, products and activations of a layer are those of
+`Transformer.forward`, and a layer is about twelve kernels, whatever the number of tokens.
+
 Weights that are read together lie together: `joined` moves them once, in place, so the model's
 parameters become parts of a larger tensor. There is no second copy and no state but theirs.
 
@@ -31,10 +34,10 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer.model.cache import KVCache
+from transformer.model import exact
+from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.config import Config
 from transformer.model.families.family import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
@@ -56,6 +59,7 @@ class Model(Protocol):
     config: Config
     model: Decoder
     attention: Callable[..., Tensor]
+    kernels: str
     lm_head: nn.Linear
 
 
@@ -90,7 +94,7 @@ def fits(model: Model, tokens: Tensor, cache: Any, padding: Tensor | None) -> bo
     weight = model.model.embed_tokens.weight
     return (
         (tokens.shape[1] == 1 or tokens.numel() <= FEW_TOKENS)
-        and type(cache) in (KVCache, PagedKVCache)
+        and type(cache) in (KVCache, BranchedKVCache, PagedKVCache)
         and padding is None
         and weight.dtype in DTYPES
         and weight.is_contiguous()
@@ -178,27 +182,36 @@ def forward(
     head = embedding if config.tied_embeddings else model.lm_head.weight
 
     x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
+    exactly = model.kernels == "exact"
     for layer, block in enumerate(decoder.blocks):
         attention, mlp = block.self_attn, mlp_of(block)
         weight, bias = joined(attention.qkv)
         q = qkv(
-            x,
+            block.input_layernorm(x) if exactly else x,
             weight,
             bias,
             span.layers[layer],
             cache.lengths,
             rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
             block_table=span.block_table,
+            starts=None if span.prefix is None else span.prefix.starts,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
+            exact=exactly,
             overlap=overlap,
         )
-        stored = span.stored(layer)
-        o = model.attention(q, *stored, causal=True, **span.options, **attention.options)
+        o = span.attend(model.attention, layer, q, *span.stored(layer), **attention.options)
+        o = o.flatten(2).flatten(0, 1)
         gate_up, gate_up_bias = joined(mlp.gate_up)
+        if exactly:
+            x = exact.linear(o, attention.o_proj.weight, attention.o_proj.bias, x)
+            h = exact.linear(block.post_attention_layernorm(x), gate_up, gate_up_bias)
+            h = mlp.gated(*h.chunk(2, -1))
+            x = exact.linear(h, mlp.down_proj.weight, mlp.down_proj.bias, x)
+            continue
         x = linear(
-            o.flatten(2).flatten(0, 1),
+            o,
             attention.o_proj.weight,
             attention.o_proj.bias,
             residual=x,
@@ -213,7 +226,10 @@ def forward(
         )
     x = x.unflatten(0, (batch, length))
     x = x[:, -1].contiguous() if last_only else x.flatten(0, 1)
-    logits = linear(x, head, norm=norm_of(decoder.norm), overlap=overlap)
+    if exactly:
+        logits = exact.linear(decoder.norm(x), head)
+    else:
+        logits = linear(x, head, norm=norm_of(decoder.norm), overlap=overlap)
     return logits.unflatten(0, (batch, -1))
 
 
@@ -264,7 +280,7 @@ class FusedProducts(Products):
         """As in `Products`, with norm and silu inside the product."""
         gate, up = mlp.gate_up
         biased = gate.bias is not None or not plain(gate, up)
-        if biased or mlp.activation is not F.silu or isinstance(norm, nn.Identity):
+        if biased or mlp.activation != "silu" or isinstance(norm, nn.Identity):
             return super().gate(x, norm, mlp)
         weights = None
         if not torch.is_grad_enabled():
@@ -272,8 +288,8 @@ class FusedProducts(Products):
             weights = halves[0], halves[1]
         return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
 
-    def last(self, x: Tensor, layer: nn.Linear) -> Tensor:
+    def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
         """As in `Products`."""
         if not plain(layer):
-            return super().last(x, layer)
-        return gemm.linear(x, layer.weight, layer.bias)
+            return super().last(x, layer, residual)
+        return gemm.linear(x, layer.weight, layer.bias, residual=residual)

@@ -17,31 +17,34 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from transformer.model import exact
 from transformer.model.cache import Span
 from transformer.model.config import Config
 from transformer.model.experts import MixtureOfExperts
 from transformer.model.families.keys import SWIGLU_ALPHA
+from transformer.model.kernels.norm import norm_reference
 from transformer.model.rope import Rope, rotary_table, rotate
 
 # Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
 Rotation = tuple[Tensor, ...] | None
 
-# Name in `Config` -> what the gate goes through.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+# Name in `Config` -> what the gate goes through, and its exact form.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "silu": (F.silu, exact.silu),
+    "gelu_tanh": (partial(F.gelu, approximate="tanh"), exact.gelu_tanh),
 }
 
 
-def gated_by(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
-    """How gate and up become what `down_proj` reads."""
-    activation, limit = ACTIVATIONS[config.activation], config.swiglu_limit
+def gated_by(config: Config, exactly: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    """How gate and up become what `down_proj` reads; exactly: see `exact`."""
+    activation, limit = ACTIVATIONS[config.activation][exactly], config.swiglu_limit
+    sigmoid = exact.sigmoid if exactly else torch.sigmoid
     if limit is None:
         return lambda gate, up: activation(gate) * up
 
     def clamped(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (gate * torch.sigmoid(SWIGLU_ALPHA * gate))
+        return (up + 1) * (gate * sigmoid(SWIGLU_ALPHA * gate)).type_as(up)
 
     return clamped
 
@@ -57,6 +60,9 @@ class RMSNorm(nn.Module):
         eps: added to the mean square.
         plus_one: Gemma's kind. The scale is 1 + weight, and only the product is rounded.
         rounded_last: only the product is rounded, as in OLMo 2.
+
+    Attributes:
+        exact: whether the norm of a row does not depend on the others, see `exact`.
     """
 
     def __init__(self, size: int, eps: float, plus_one: bool = False, rounded_last: bool = False):
@@ -65,14 +71,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.plus_one = plus_one
         self.rounded_last = plus_one or rounded_last
+        self.exact = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x."""
-        if self.rounded_last:
-            wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            scale = self.plus_one + self.weight.type_as(wide)
-            return F.rms_norm(wide, x.shape[-1:], scale, self.eps).type_as(x)
-        return self.weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+        by = exact.norm if self.exact else norm_reference
+        return by(x, self.weight, self.eps, self.plus_one, self.rounded_last)
 
 
 MaybeNorm = RMSNorm | nn.Identity  # of what a part reads; OLMo 2 has none there
@@ -89,19 +93,27 @@ class Products:
     def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """What each layer makes of the normed x, (batch, length, its outputs)."""
         h = norm(x)
-        return [layer(h) for layer in layers]
+        return [self.last(h, layer) for layer in layers]
 
     def gate(self, x: Tensor, norm: MaybeNorm, mlp: FeedForward) -> Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
         gate, up = self.project(x, norm, mlp.gate_up)
         return mlp.gated(gate, up)
 
-    def last(self, x: Tensor, layer: nn.Linear) -> Tensor:
-        """What the layer makes of x (..., its inputs)."""
-        return layer(x)
+    def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
+        """What the layer makes of x (..., its inputs), plus the residual."""
+        return layer(x) if residual is None else residual + layer(x)
 
 
-TORCH = Products()
+class ExactProducts(Products):
+    """The same with sums whose order the weights' shape decides, see `exact`."""
+
+    def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
+        """As in `Products`."""
+        return exact.linear(x, layer.weight, layer.bias, residual)
+
+
+TORCH, EXACT = Products(), ExactProducts()
 
 
 class Attention(nn.Module):
@@ -138,6 +150,7 @@ class Attention(nn.Module):
         attend: Callable,
         span: Span | None,
         products: Products = TORCH,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """(batch, length, hidden) to the same.
 
@@ -148,6 +161,7 @@ class Attention(nn.Module):
             attend: see `Transformer`.
             span: where keys and values go in the cache; None keeps none.
             products: what computes the projections.
+            residual: is added.
         """
         q, k, v = products.project(x, norm, self.qkv)
         if self.whole:
@@ -157,15 +171,13 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        stored: dict[str, Tensor | None] = {"kv_lengths": None}
-        if span is not None:
-            k, v = span.append(self.layer, k, v)
-            stored = span.options
-        if self.sinks is not None:
-            stored = {**stored, "sink": self.sinks}
-        o = attend(q, k, v, causal=True, **stored, **self.options)
+        options = self.options if self.sinks is None else {**self.options, "sink": self.sinks}
+        if span is None:
+            o = attend(q, k, v, causal=True, kv_lengths=None, **options)
+        else:
+            o = span.attend(attend, self.layer, q, *span.append(self.layer, k, v), **options)
         o = rearrange(o, "b t h d -> b t (h d)")
-        return products.last(o, self.o_proj)
+        return products.last(o, self.o_proj, residual)
 
 
 class FeedForward(nn.Module):
@@ -177,16 +189,24 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation, self.gated = ACTIVATIONS[config.activation], gated_by(config)
+        self.activation, self.gated = config.activation, gated_by(config)
 
     @property
     def gate_up(self) -> tuple[nn.Linear, ...]:
         """The projections that read the hidden states."""
         return self.gate_proj, self.up_proj
 
-    def forward(self, x: Tensor, norm: MaybeNorm, products: Products = TORCH) -> Tensor:
-        """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
-        return products.last(products.gate(x, norm, self), self.down_proj)
+    def forward(
+        self,
+        x: Tensor,
+        norm: MaybeNorm,
+        products: Products = TORCH,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, length, hidden) to the same; `norm` is that of x, before the projections. The
+        residual is added.
+        """
+        return products.last(products.gate(x, norm, self), self.down_proj, residual)
 
 
 def feed_forward(config: Config, layer: int) -> FeedForward | MixtureOfExperts:
@@ -227,7 +247,11 @@ class Block(nn.Module):
         products: Products = TORCH,
     ) -> Tensor:
         """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
-        added = self.self_attn(x, self.input_layernorm, rotation, attend, span, products)
+        given = (self.input_layernorm, rotation, attend, span, products)
+        if not self.normed_after and self.multiplier == 1:
+            x = self.self_attn(x, *given, x)
+            return self.mlp(x, self.post_attention_layernorm, products, x)
+        added = self.self_attn(x, *given)
         before_mlp: MaybeNorm = self.post_attention_layernorm
         if self.normed_after:
             added = self.post_attention_layernorm(added)
@@ -264,22 +288,30 @@ class Decoder(nn.Module):
         return cast("list[Block]", list(self.layers))
 
     def forward(
-        self, tokens: Tensor, attend: Callable, span: Span | None, products: Products = TORCH
+        self,
+        tokens: Tensor,
+        attend: Callable,
+        span: Span | None,
+        products: Products = TORCH,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
+        """(batch, length) tokens to normed hidden states (batch, length, hidden). Without a span,
+        positions are 0, 1, ..., if none are given.
+        """
         c = self.config
         x = self.embed_tokens(tokens)
         if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
             x = x * x.new_full((), math.sqrt(c.hidden_size))
         if c.embedding_multiplier != 1:
             x = x * c.embedding_multiplier
-        positions = slice(tokens.shape[1]) if span is None else span.positions
+        places: slice | Tensor = slice(tokens.shape[1]) if positions is None else positions
+        places = places if span is None else span.positions
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
         rotations: dict[Rope | None, Rotation] = {None: None}
         for rope, block in zip(c.ropes_at(reach), self.layers, strict=True):
             if rope not in rotations:  # one for all layers, or one of a few
                 table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
-                rotations[rope] = table[positions].unbind(-3)
+                rotations[rope] = table[places].unbind(-3)
             x = block(x, rotations[rope], attend, span, products)
         return self.norm(x)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from transformer.model import exact
 from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
 from transformer.model.families.layout import pack, unpack
@@ -202,6 +203,10 @@ def load_model(
     for name, stored in layout.items():
         unpack(weights, files[name].get_tensor(name).to(device, dtype), stored.pieces)
     model.load_state_dict(weights, assign=True)
+    if kernels == "exact" and torch.device(device).type == "cpu":
+        for x in model.modules():
+            if isinstance(x, torch.nn.Linear | torch.nn.Embedding):  # which may be the head
+                exact.check_products(*reversed(x.weight.shape))
     return model
 
 

@@ -19,6 +19,8 @@ PANELS = (
     ("entropy", "entropy of a token, nats"),
     ("skipped", "groups without a spread"),
     ("gradient_norm", "norm of the gradient"),
+    ("gap_max", "largest gap of sampler and trainer, nats"),
+    ("sampler_kl", "KL of sampler and trainer, nats"),
 )
 
 
@@ -35,8 +37,8 @@ def draw(folders: Sequence[Path], path: Path) -> None:
     names = [folder.name for folder in folders]
     alike = len({*names}) < len(names) or "" in names
     runs = {str(x) if alike else x.name: read_metrics(x) for x in folders}
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    axes = figure.subplots(2, 3).flat
+    figure = Figure(figsize=(15, 6.4), layout="constrained")
+    axes = figure.subplots(2, 4).flat
     _held_out(axes[0], runs)
     for axis, (metric, title) in zip(axes[1:], PANELS):
         for colour, lines in zip(cycle(COLOURS), runs.values()):

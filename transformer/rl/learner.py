@@ -4,12 +4,14 @@ The gradient is summed over micro-batches, and its norm is clipped.
 """
 
 import copy
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from transformer.model.decoder import Transformer
+from transformer.model.decoder import Branches, Transformer
 from transformer.rl.groups import groups_of
 from transformer.rl.loss import Metrics, Totals, group_advantages, grpo_loss
 from transformer.rl.recipes import Settings
@@ -19,6 +21,7 @@ from transformer.rl.rollout import (
     Rollout,
     RolloutBatch,
     collate,
+    collate_shared,
     completion_logprobs,
 )
 from transformer.training.lora import adapters_off, add_adapters
@@ -143,13 +146,19 @@ class Learner:
         """The kept rows in batches of like lengths, so that there is little padding. Every rank has
         to go as often through the model: who has less work adds batches of nothing.
         """
-        size, world = self.settings.micro_batch, self.world
-        context = self.policy.model.config.max_positions
-        rows = sorted(
-            kept, key=lambda row: len(rollouts[row].prompt) + len(rollouts[row].completion.tokens)
-        )
+        s, size, world = self.settings, self.settings.micro_batch, self.world
+
+        def length(row: int) -> int:
+            return len(rollouts[row].prompt) + len(rollouts[row].completion.tokens)
+
+        rows = sorted(kept, key=length)
+        put = partial(collate, context=self.policy.model.config.max_positions)
+        if s.group_layout == "shared":  # those of a group together
+            longest = {row // s.group: length(row) for row in rows}
+            rows = sorted(kept, key=lambda row: (longest[row // s.group], row // s.group))
+            put = partial(collate_shared, exact=s.exact)
         found: list[tuple[Sequence[int], RolloutBatch]] = [
-            (part, collate([rollouts[row] for row in part], self.device, context))
+            (part, put([rollouts[row] for row in part], self.device))
             for part in groups_of(rows, size)
         ]
         return found + [([], self._nothing())] * (int(world.most(len(found))) - len(found))
@@ -172,28 +181,32 @@ class Learner:
         banned, temperature = self.policy.banned, self.settings.temperature
         return completion_logprobs(model or self._forward, batch, banned, temperature)
 
-    def _forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+    def _forward(self, tokens: Tensor, wanted: Tensor, branches: Branches | None = None) -> Tensor:
         """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
-        model = self.policy.model
+        model, options = self.policy.model, {"wanted": wanted, "branches": branches}
         if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
-            return model(tokens, wanted=wanted)
+            return model(tokens, **options)
         weights = {name: p.to(self.dtype) for name, p in model.named_parameters()}
-        return torch.func.functional_call(model, weights, (tokens,), {"wanted": wanted})
+        return torch.func.functional_call(model, weights, (tokens,), options)
 
     def _reference_logprobs(self, batch: RolloutBatch) -> Tensor | None:
         if not self.settings.beta:
             return None
         if (reference := self.reference) is not None:
             with torch.no_grad():
-                return self._logprobs(batch, lambda x, wanted: reference(x, wanted=wanted))[0]
+                return self._logprobs(
+                    batch, lambda x, *options: reference(x, None, None, False, *options)
+                )[0]
         with torch.no_grad(), adapters_off(self.policy.model):
             return self._logprobs(batch)[0]
 
     def _check_gap(self, gap: float, step: int) -> None:
-        if self.dtype == torch.float32 and not gap <= GAP:
+        most = 0.0 if self.settings.exact else GAP if self.dtype == torch.float32 else math.inf
+        if not gap <= most:
+            what = "with --exact" if self.settings.exact else "in float32"
             raise ValueError(
                 f"the sampler's and the trainer's log-probabilities of a token differ by {gap:.2g}"
-                f" at step {step}, more than {GAP} in float32: they do not compute the same"
+                f" at step {step}, more than {most:g} {what}: they do not compute the same"
                 " distribution, and training on would be wrong"
             )
 

@@ -142,8 +142,8 @@ class Metrics:
     Attributes:
         sums: 0-d fp64: "tokens", their number; "ratio"; "clipped_low" and "clipped_high", tokens
             whose r was clipped, so that "ppo" has no gradient and "cispo" a bounded one; "kl" if
-            there is a reference; "gap", of |old - sampler|, if there are the sampler's
-            log-probabilities.
+            there is a reference; if there are the sampler's log-probabilities, "gap", of
+            |old - sampler|, and "sampler_kl", the sampler's divergence from the trainer, by k3.
         maxima: 0-d fp64: "ratio_max", and "gap_max" if there is a gap.
     """
 
@@ -281,7 +281,7 @@ def grpo_loss(
     seen = {"ratio": ratio, "clipped_low": low, "clipped_high": high}
     if sampler is not None:
         gap = (old - sampler.detach()).masked_fill(unused, 0)
-        seen["gap"] = gap.abs()
+        seen["gap"], seen["sampler_kl"] = gap.abs(), gap.expm1() - gap
         if loss.importance_cap is not None:
             per_token = per_token * gap.exp().clamp(max=loss.importance_cap)
     if reference is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal, get_args
 
 from transformer.generation.sampling import LARGEST, Sampling
 from transformer.model.files import read_jsonl
@@ -14,6 +14,8 @@ from transformer.tasks.named import find_named
 from transformer.tasks.problems import Problems
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import REPLY, Problem, Task
+
+Layout = Literal["rows", "shared"]
 
 
 def setting(default: Any, about: str, decides: bool = True) -> Any:
@@ -74,6 +76,8 @@ class Settings:
     stop_on_collapse: bool = setting(
         True, "stop when the held-out reward falls by a fifth of its range"
     )
+    group_layout: Layout = setting("rows", "shared: prompts of groups are computed once")
+    exact: bool = setting(False, "the sampler's log-probabilities are the trainer's to the bit")
     attention: str = setting("auto", "a version of attention, or mine.py, in rollouts and training")
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
@@ -112,6 +116,13 @@ class Settings:
             raise ValueError("--eval-data needs --data")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"--dtype {self.dtype} is unknown; auto, float32 and bfloat16 work")
+        if self.exact and self.lora_rank:
+            raise ValueError(
+                "--exact is not possible with --lora-rank: the sampler has the adapters merged into"
+                " its weights, which rounds differently"
+            )
+        if self.group_layout not in get_args(Layout):
+            raise ValueError(f"--group-layout is rows or shared, not {self.group_layout}")
         self.loss()
 
     def loss(self) -> Loss:

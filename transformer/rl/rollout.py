@@ -8,29 +8,30 @@ samples from one distribution and trains another goes wrong without a sign.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import flash_versions
 from transformer.generation.chat import Tokenizer, load_template
-from transformer.generation.engine import Completion, check_prompt, generate
+from transformer.generation.engine import Completion, EngineOptions, check_prompt, generate
 from transformer.generation.messages import encode_prompt
 from transformer.generation.sampling import Sampling, row_generators, token_mask
-from transformer.model.decoder import Transformer
+from transformer.model.decoder import Branches, Transformer
+from transformer.model.exact import attention_of
+from transformer.model.logprobs import token_logprobs
 from transformer.model.weights import eos_token_ids, load_config, load_model
 from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
 from transformer.tasks.verifiers import RewardError, as_reward
-from transformer.training.logprobs import token_logprobs
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
-Forward = Callable[[Tensor, Tensor], Tensor]  # (tokens, wanted) -> logits, see `Transformer`
+UNIT, SPLIT = 128, 2048  # keys that batch-invariant attention takes together, a multiple of them
+
+Forward = Callable[..., Tensor]  # (tokens, wanted, branches if any) -> logits, see `Transformer`
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ class Policy:
     banned: tuple[int, ...]
 
     @classmethod
-    def load(cls, folder: Path, attention: str, device: torch.device) -> "Policy":
-        """Load a checkpoint in fp32.
+    def load(
+        cls, folder: Path, attention: str, device: torch.device, exact: bool = False
+    ) -> "Policy":
+        """Load a checkpoint in fp32; exact: see `transformer.model.exact`.
 
         Raises:
             FileNotFoundError: there is no checkpoint, or it has no tokenizer.
@@ -65,8 +68,9 @@ class Policy:
         if not eos:
             raise ValueError(f"{folder} names no end-of-sequence token, so no completion would end")
         # A run that is taken up again ends in the same bits: also its gradients must have them.
-        attend = partial(flash_versions.attention, version=attention, deterministic=True)
-        model = load_model(folder, attend, device, torch.float32)
+        attend = attention_of(attention, exact, deterministic=True)
+        kernels = "exact" if exact else "auto"
+        model = load_model(folder, attend, device, torch.float32, kernels)
         reserved = (text for text in tokenizer.control_tokens if "reserved" in text)
         unwanted = (tokenizer.special_tokens.get("pad_token", ""), *reserved)
         ids = {token for text in unwanted if (token := tokenizer.token_id(text)) is not None}
@@ -125,6 +129,7 @@ def roll_out(
     seed: int = 0,
     first: int = 0,
     reward_seconds: float = math.inf,
+    shared: bool = False,
 ) -> list[Rollout]:
     """Let the policy answer every problem `samples` times, and judge the answers.
 
@@ -142,6 +147,8 @@ def roll_out(
         seed, first: of the generators, see `row_generators`: a completion depends on its own number
             only, `first` and up, not on those that are sampled with it.
         reward_seconds: that the rewards of a completion may take.
+        shared: decode a group with one copy of its prompt's keys; an exact policy has one for each
+            completion, because attention to both parts adds in another order.
 
     Returns:
         Group by group.
@@ -185,6 +192,7 @@ def roll_out(
         logprobs=True,
         samples=samples,
         banned=policy.banned,
+        engine=EngineOptions(shared_prefix=shared and model.kernels != "exact"),
     )
     if len(rollouts) < number:
         raise KeyboardInterrupt
@@ -226,6 +234,7 @@ class RolloutBatch:
         targets: (N,) int64, the tokens of all completions, one after another.
         mask: (B, T) bool, a completion's tokens, its end-of-turn token among them.
         sampler: (B, T) fp32, log-probabilities that the tokens were drawn with.
+        branches: where rows of tokens are prompts with several completions; None: each has a row.
     """
 
     tokens: Tensor
@@ -233,26 +242,95 @@ class RolloutBatch:
     targets: Tensor
     mask: Tensor
     sampler: Tensor
+    branches: Branches | None = None
 
 
 def collate(
     rollouts: Sequence[Rollout], device: torch.device, context: int | None = None
 ) -> RolloutBatch:
     """The batch of some rollouts, padded to no more than a context, if one is given."""
-    rows = [(r.prompt, r.completion.tokens, r.completion.logprobs or []) for r in rollouts]
-    width = max(len(prompt) + len(tokens) for prompt, tokens, _ in rows)
+    texts = [[*r.prompt, *r.completion.tokens] for r in rollouts]
+    width = max(map(len, texts))
     rounded = width + -width % WIDTH_MULTIPLE
     if context is None or rounded <= context:
         width = rounded
-    longest = max(len(tokens) for _, tokens, _ in rows)
-    tokens = pad_right([[*p, *c] for p, c, _ in rows], width, np.int64)
-    before = torch.tensor([len(p) - 1 for p, *_ in rows])
-    lengths = torch.tensor([len(c) for _, c, _ in rows])
-    wanted = length_mask(before + lengths, width) & ~length_mask(before, width)
-    targets = tokens[:, 1:][wanted[:, :-1]]
-    sampler = pad_right([x for *_, x in rows], longest, np.float32)
-    batch = (tokens, wanted, targets, length_mask(lengths, longest), sampler)
-    return RolloutBatch(*(x.to(device) for x in batch))
+    tokens = pad_right(texts, width, np.int64)
+    before = torch.tensor([len(r.prompt) - 1 for r in rollouts])
+    ends = before + torch.tensor([len(r.completion.tokens) for r in rollouts])
+    wanted = length_mask(ends, width) & ~length_mask(before, width)
+    return _batch(rollouts, tokens, wanted, device)
+
+
+def _batch(
+    rollouts: Sequence[Rollout],
+    tokens: Tensor,
+    wanted: Tensor,
+    device: torch.device,
+    branches: Branches | None = None,
+) -> RolloutBatch:
+    said = [r.completion.tokens for r in rollouts]
+    targets = torch.tensor([token for tokens in said for token in tokens], dtype=torch.int64)
+    mask = length_mask(torch.tensor([*map(len, said)]), max(map(len, said)))
+    sampler = pad_right([r.completion.logprobs or [] for r in rollouts], mask.shape[1], np.float32)
+    if branches is not None:
+        branches = Branches(*(x.to(device) for x in branches))
+    tokens, wanted, targets = (x.to(device) for x in (tokens, wanted, targets))
+    return RolloutBatch(tokens, wanted, targets, mask.to(device), sampler.to(device), branches)
+
+
+def collate_shared(
+    rollouts: Sequence[Rollout], device: torch.device, exact: bool = False
+) -> RolloutBatch:
+    """The batch of some groups of rollouts, each a row: the prompt, and behind it the answers as
+    branches. A branch begins with the end of the prompt: with its last token, whose logits predict
+    the answer's first.
+
+    exact: whether an answer's log-probabilities are those of a row of its own, to the bit.
+    Attention adds keys by blocks and splits of a row, so a branch then begins with the rest of the
+    prompt that fills no block, and where a block begins; and a group may take several rows, each
+    with the prompt. Gradients are equal up to rounding: those of the prompt's tokens are summed
+    over the branches in one product and not row by row.
+    """
+    unit = UNIT if exact else 1
+    rows: list[list[tuple[int, int, Rollout]]] = []  # of each, (start, end, rollout)
+    for one in rollouts:
+        first = (len(one.prompt) - 1) // unit * unit
+        length = len(one.prompt) - first + len(one.completion.tokens) - 1
+        start = None
+        if rows and rows[-1][0][2].prompt == one.prompt:
+            start = next_start(rows[-1][-1][1], first, length, unit, exact)
+        if start is None:
+            rows.append([])
+            start = first
+        rows[-1].append((start, start + length, one))
+    width = max(row[-1][1] for row in rows)
+    width += -width % WIDTH_MULTIPLE
+    tokens, positions, ends, wanted = torch.zeros(4, len(rows), width, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        first, _, one = row[0]
+        prompt = slice(first)
+        tokens[i, prompt] = torch.tensor(one.prompt[prompt])
+        positions[i, prompt], ends[i, prompt] = torch.arange(first), width
+        for start, end, one in row:
+            own, answer = slice(start, end), one.completion.tokens
+            tokens[i, own] = torch.tensor([*one.prompt[first:], *answer[:-1]])
+            positions[i, own], ends[i, own] = torch.arange(first, first + end - start), end
+            wanted[i, end - len(answer) : end] = 1
+    return _batch(rollouts, tokens, wanted.bool(), device, Branches(positions, ends))
+
+
+def next_start(end: int, first: int, length: int, unit: int, exact: bool) -> int | None:
+    """Where a branch begins in a row of tokens that ends there; None: in another row.
+
+    In a row of its own, the branch is behind `first` tokens. Its keys have to be divided into the
+    same splits here.
+    """
+    start = end + -end % unit
+    if not exact:
+        return start
+    if first % SPLIT == 0:  # the branch begins a split, and others may hold it as well
+        return start if start % SPLIT + length <= SPLIT else start + -start % SPLIT
+    return start if start + length <= first + -first % SPLIT else None
 
 
 def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tensor:
@@ -267,7 +345,8 @@ def completion_logprobs(
     forward: Forward, batch: RolloutBatch, banned: Sequence[int], temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
-    logits = forward(batch.tokens, batch.wanted)
+    branches = () if batch.branches is None else (batch.branches,)
+    logits = forward(batch.tokens, batch.wanted, *branches)
     out = token_mask(tuple(banned), logits.shape[-1], logits.device)
     found = token_logprobs(logits[None], batch.targets[None], temperature, out)
     logprobs, entropy = (x.new_zeros(batch.mask.shape).masked_scatter(batch.mask, x) for x in found)

@@ -148,6 +148,7 @@ class Sampler:
                 seed=seed,
                 first=first + at * samples,
                 reward_seconds=s.reward_seconds,
+                shared=s.group_layout == "shared",
             )
         return rollouts
 

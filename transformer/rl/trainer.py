@@ -42,6 +42,10 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
             f"the {settings.prompts} problems of a step do not divide over {world.size} processes:"
             f" {flag('prompts')} must be a multiple"
         )
+    if settings.exact and world.size > 1:
+        raise ValueError(
+            "--exact is for one process: the shards of several round weights and sums differently"
+        )
     task = task_of(settings)  # first: bad lines of a file are told at once
     check_task(task)
     if isinstance(task, Problems):
@@ -51,9 +55,16 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     config = load_config(find_checkpoint(settings.model))
+    shared = settings.group_layout == "shared"
+    if shared and any(config.layer_windows):
+        raise ValueError(
+            f"{flag('group_layout')} shared is not possible for {settings.model}: its layers see a"
+            " window of the past, and in a shared sequence an answer lies far from the prompt"
+        )
     attention, _ = choose_attention(
-        settings.attention, config, device, DTYPES[dtype], simulated=False
-    )
+        settings.attention, config, device, DTYPES[dtype], simulated=False, exactly=settings.exact,
+        shared=shared,
+    )  # fmt: skip
     return replace(settings, attention=attention, dtype=dtype)
 
 
@@ -75,7 +86,7 @@ class Trainer:
     def __init__(self, settings: Settings, device: torch.device, world: World = ALONE) -> None:
         self.settings, self.device, self.world = settings, device, world
         self.folder = find_checkpoint(settings.model)
-        self.policy = Policy.load(self.folder, settings.attention, device)
+        self.policy = Policy.load(self.folder, settings.attention, device, settings.exact)
         self.source = Sampler(settings, self.policy, world)
         self.dtype = DTYPES[settings.dtype]
         model = self.policy.model

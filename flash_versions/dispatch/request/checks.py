@@ -40,6 +40,7 @@ def make_request(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     deterministic: bool | None = None,
+    batch_invariant: bool = False,
     check: bool = False,
 ) -> Request:
     """The request for a call of `attention`, whose docstring explains the options.
@@ -86,6 +87,8 @@ def make_request(
         return_lse = _checked_flag("return_lse", return_lse)
     if deterministic is not None:
         deterministic = _checked_choice("deterministic", deterministic)
+    if batch_invariant is not False:
+        batch_invariant = _checked_flag("batch_invariant", batch_invariant)
     if query_starts is not None or query_ends is not None:
         others = {
             "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "kv_lengths": kv_lengths,
@@ -116,7 +119,7 @@ def make_request(
     request = Request(
         q, k, v, scale, left, right, softcap, alibi_slopes, sink, dropout_p, seed, cuts, cuts_k,
         kv_lengths, kv_starts, block_table, query_starts, query_ends, num_splits, return_lse,
-        precision, q_descale, k_descale, v_descale, deterministic
+        precision, q_descale, k_descale, v_descale, deterministic, batch_invariant
     )  # fmt: skip
     if not alike:
         _check_lengths(request)

@@ -46,6 +46,7 @@ class Fields(NamedTuple):
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
     deterministic: bool | None = None
+    batch_invariant: bool = False
 
 
 class Request(Fields):
@@ -79,8 +80,11 @@ class Request(Fields):
 
     @property
     def gathers_fp8(self) -> bool:
-        """Whether this is attention to 8-bit tensors whose rows have to be gathered."""
-        return is_fp8(self.q) and any(getattr(self, name) is not None for name in GATHERED)
+        """Whether this is attention to 8-bit tensors whose rows have to be gathered, or are always
+        gathered, so that all layouts have one kernel.
+        """
+        gathered = any(getattr(self, name) is not None for name in GATHERED)
+        return is_fp8(self.q) and (gathered or self.batch_invariant)
 
     @property
     def group(self) -> int:
@@ -144,6 +148,7 @@ class Options(TypedDict, total=False):
     k_descale: torch.Tensor | None
     v_descale: torch.Tensor | None
     deterministic: bool | None
+    batch_invariant: bool
     check: bool
 
 

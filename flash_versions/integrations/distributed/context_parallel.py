@@ -46,6 +46,7 @@ def context_parallel_attention(
     scale: float | None = None,
     window: Sides | None = None,
     softcap: float | None = None,
+    batch_invariant: bool = False,
     group: "dist.ProcessGroup | None" = None,
     method: Method = "ring",
     layout: Layout = "zigzag",
@@ -69,6 +70,8 @@ def context_parallel_attention(
         scale: positive factor on the scores; None means head_dim ** -0.5.
         window: as in `attention`, counted in the whole sequence; "all_to_all" only.
         softcap: as in `attention`.
+        batch_invariant: as in `attention`, of o and the LSE; "all_to_all" only, where a rank has
+            whole sequences. A ring merges results of ranks, whose number would count.
         group: the ranks; None is the default group, or this process alone if there is none. With a
             DeviceMesh: `mesh["cp"].get_group()`.
         method: "ring" sends keys and values W - 1 times to a neighbour, while it computes.
@@ -95,6 +98,7 @@ def context_parallel_attention(
         "scale": scale,
         "window": window,
         "softcap": softcap,
+        "batch_invariant": batch_invariant,
     }
     settings: dict[str, Any] = {
         "method": method,
@@ -290,11 +294,12 @@ def checked_request(
     if others:
         raise ValueError(
             f"{next(iter(others))} is not possible over several ranks; causal, scale, softcap and, "
-            f"with method='all_to_all', window are."
+            f"with method='all_to_all', window and batch_invariant are."
         )
     ring = method == "ring"
-    if ring and options["window"] is not None:
-        raise ValueError("window is not possible with method='ring'; use method='all_to_all'.")
+    for name in ("window", "batch_invariant"):
+        if ring and options[name] not in (None, False):
+            raise ValueError(f"{name} is not possible with method='ring'; use 'all_to_all'.")
     request = make_request(q, k, v, **options, return_lse=return_lse)
     request = request._replace(return_lse=ring or return_lse)
     choose_version(version, request)
@@ -326,7 +331,7 @@ def described(request: Request) -> dict[str, Any]:
     """What has to be the same on all ranks, by name."""
     tensors = {"q": request.q, "k": request.k, "v": request.v}
     shapes = {name: f"{x.dtype} of shape {tuple(x.shape)}" for name, x in tensors.items()}
-    names = ("scale", "window_left", "window_right", "softcap", "needs_grad")
+    names = ("scale", "window_left", "window_right", "softcap", "batch_invariant", "needs_grad")
     return shapes | {name: getattr(request, name) for name in names}
 
 

@@ -38,14 +38,13 @@ class Product(Tile):
         if self.result is not None:
             return self.result
         a, b = (np.asarray(x.a, np.float32) for x in self.factors)
-        if self.dtype is float16:  # rounded after each instruction, which sums up 32
-            made = np.zeros(self.shape, np.float16)
-            for i in range(0, a.shape[1], 32):
-                made = (made + a[:, i : i + 32] @ b[i : i + 32]).astype(np.float16)
-        else:
-            made = floats.product(a, b)
-            if self.acc is not None:
-                made += (self.acc.computed() if isinstance(self.acc, Product) else self.acc).a
+        acc, step = self.acc, 32 // self.factors[1].dtype.itemsize
+        if isinstance(acc, Product):
+            acc = acc.computed()
+        kind = np.float16 if self.dtype is float16 else np.float32
+        made = np.zeros(self.shape, kind) if acc is None else acc.a
+        for i in range(0, a.shape[1], step):  # an instruction sums up 32 bytes, then rounds
+            made = (made + floats.product(a[:, i : i + step], b[i : i + step])).astype(kind)
         self.result, self.factors, self.acc = Tile(made, self.dtype), None, None
         return self.result
 

@@ -34,4 +34,5 @@ VERSION = Version(
     limits=limits,
     backward=backward.backward,
     num_statistics=2,
+    inexact="it normalises o in every block, also where a row sees none of its keys",
 )

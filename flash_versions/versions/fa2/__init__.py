@@ -12,4 +12,5 @@ VERSION = Version(
     forward=forward.forward,
     limits=kernel_limits,
     backward=backward.backward,
+    inexact=None,
 )

@@ -159,6 +159,19 @@ def delta_kernel(
     store_row_values(delta, rows, pos, row_delta)
 
 
+@triton.jit
+def seeing_rows(rows, keys, window, mods):
+    """The queries of a sequence from the first one on that sees a key; with dropout, which counts
+    queries, and with intervals all of them.
+    """
+    if window.right is not None and window.intervals is None and mods.dropout_seed is None:
+        unseeing = tl.maximum(rows.length - keys.length - window.right, 0)
+        unseeing = tl.minimum(unseeing, rows.length)
+        return Rows(rows.batch, rows.head, rows.first + unseeing, rows.length - unseeing)
+    else:
+        return rows
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def dkdv_kernel(
     q, k, v, do, lse, delta, dk_out, dv_out, plan, sequences, window, mods, scale, q_length,
@@ -172,6 +185,8 @@ def dkdv_kernel(
     if plan is not None:
         if sequence < 0:
             return
+    # Blocks of queries count from the first query that sees a key, however many pads come before.
+    rows = seeing_rows(rows, keys, window, mods)
     low = tile * BLOCK_KV
     if plan is not None or sequences.kv_starts is not None:  # all other rows are 0 already
         kv_length = keys.length
@@ -226,7 +241,7 @@ def dkdv_kernel(
 def dq_kernel(
     q, k, v, do, lse, delta, dq_out, plan, sequences, window, mods, scale, q_length, kv_length,
     kv_heads, tiles,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    GROUP: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per (query tile, key head, sequence), laid out as in the forward."""
     LAST_FIRST: tl.constexpr = window.right is not None
@@ -246,7 +261,13 @@ def dq_kernel(
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     row_delta = load_row_values(delta, rows, queries.pos, 0.0)
     dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
-    if window.intervals is not None:
+    if window.intervals is not None and IN_ORDER:
+        for j in range(tl.cdiv(keys.length, BLOCK_KV)):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    elif window.intervals is not None:
         line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
         for i in range(masked):
             dq = fold_keys(
@@ -365,7 +386,12 @@ def backward(
     launch_dq(
         (q_tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), *about, *given, *lengths, q_tiles.number),
-        {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
+        {
+            "GROUP": group,
+            "IN_ORDER": request.batch_invariant,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+        },
         config.num_warps,
         config.num_stages,
     )

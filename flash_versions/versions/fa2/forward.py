@@ -85,6 +85,7 @@ from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, la
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
+EXACT_ROWS = 128  # that a tile is chosen for with batch_invariant
 MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
@@ -171,14 +172,19 @@ def attend_listed(
 def forward_tile(
     tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
     slots, kv_heads, num_splits,
-    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Compute and store one split of a tile, whose rows and keys are those of a key head."""
+    """Compute and store one split of a tile, whose rows and keys are those of a key head. IN_ORDER:
+    blocks that an interval mask leaves are those of a range, in their order, all of them masked.
+    """
     queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
     rows = Rows(rows.batch, queries.head, rows.first, rows.length)
     begin, full_begin, full_end, end = blocks_of_queries(
         tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
     )
+    if window.intervals is not None and IN_ORDER:
+        full_begin, full_end, end = begin, begin, tl.cdiv(keys.length, BLOCK_KV)
     if SPLIT:
         blocks_per_split = tl.cdiv(end - begin, num_splits)
         begin = begin + split * blocks_per_split
@@ -191,7 +197,7 @@ def forward_tile(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
-    if window.intervals is not None:
+    if window.intervals is not None and not IN_ORDER:
         acc, row_max, row_sum = attend_listed(
             acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
             tile, split, num_splits, BLOCK_KV
@@ -219,7 +225,8 @@ def forward_tile(
 def forward_kernel(
     q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
     kv_heads, tiles, num_splits,
-    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per (query tile, key head, sequence) and split."""
     LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
@@ -232,7 +239,7 @@ def forward_kernel(
             return
     forward_tile(
         tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
-        slots, kv_heads, num_splits, GROUP, SPLIT, BLOCK_Q, BLOCK_KV
+        slots, kv_heads, num_splits, GROUP, SPLIT, IN_ORDER, BLOCK_Q, BLOCK_KV
     )  # fmt: skip
 
 
@@ -253,17 +260,20 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in the request's out_dtype; lse natural log,
         fp32 (batch, heads, M); no further statistics.
     """
-    if decodes(request):
+    exact = request.batch_invariant
+    if decodes(request) and not exact:
         kernel = stream_k if request.num_splits is None and stream_k.pays(request) else decode
         return kernel.forward(request, config)
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_heads = heads // group
-    config = config or default_config(q_length * group, request, MEASURED)
+    # One tile for every length: a product, and so its order of additions, has the same shape.
+    rows = EXACT_ROWS if exact else q_length * group
+    config = config or default_config(rows, request, MEASURED)
     o, lse = new_outputs(request)
     (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
     programs = tiles.number * kv_heads * batch  # packed: a batch of one
-    num_splits, partials = splits_of(request, programs, config.block_kv), None
+    num_splits, partials = 1 if exact else splits_of(request, programs, config.block_kv), None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
@@ -291,6 +301,7 @@ def forward(
         {
             "GROUP": group,
             "SPLIT": partials is not None,
+            "IN_ORDER": exact,
             "BLOCK_Q": config.block_q,
             "BLOCK_KV": config.block_kv,
         },

@@ -20,6 +20,7 @@ from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import ablation, forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper import exact
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import choose_parts, config_of_dims
@@ -44,6 +45,8 @@ def choose_among(
     not reach and for decoding, which waits for memory, unless the kernel for decoding on Hopper is
     faster; the one for Hopper; the portable one.
     """
+    if request.batch_invariant:
+        return exact.forward if exact.serves(request) else fa2_forward.forward
     if forward.left_to_gathering(request):
         return decode_hopper.forward if decode_hopper.serves(request) else fa2_forward.forward
     return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)
@@ -69,11 +72,13 @@ def kind_of(request: Request) -> tuple | None:
 
 def kind_of_forward(request: Request) -> tuple | None:
     """What decides about the forward beside the request's kind."""
-    return None if forward.left_to_splits(request) else ()
+    return None if request.batch_invariant or forward.left_to_splits(request) else ()
 
 
 def choose_backward(request: Request) -> Backward:
     """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
+    if request.batch_invariant and request.is_deterministic:
+        return exact.gradients(request) or fa2_backward.backward
     if gradients_left(request):
         return fa2_backward.backward
     return backward_hopper.Gradients(request, default_backward(request))
@@ -143,5 +148,6 @@ VERSION = Version(
     kind_of=kind_of,
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
+    inexact=None,
     fp8_variants=ablation.FP8_VARIANTS,
 )

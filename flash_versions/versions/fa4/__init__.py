@@ -96,6 +96,7 @@ VERSION = Version(
     variants=ablation.VARIANTS,
     backward_variants=ablation.BACKWARD_VARIANTS,
     forward_quantized=forward_quantized,
+    inexact=None,
     fp8_variants=ablation.FP8_VARIANTS,
 )
 EXPLICIT = replace(
@@ -105,6 +106,7 @@ EXPLICIT = replace(
     forward=serve_blackwell,
     kind_of=lambda request: None,
     limits=blackwell_limits,
+    inexact="its kernel rescales a tile of rows together",
     variants={},
     backward_variants={},
     forward_quantized=None,

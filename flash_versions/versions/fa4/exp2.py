@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 MAGIC = tl.constexpr(12582912.0)
-# By degree, c_d first, each rounded to fp32: `python -m lessons.fit_exp2` prints them.
+# By degree, c_d first, each rounded to fp32: `lessons/fit_exp2.py` derives them.
 COEFFICIENTS = tl.constexpr(
     {
         2: (0.2398640215396881, 0.7029417753219604),

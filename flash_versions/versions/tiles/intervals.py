@@ -72,7 +72,7 @@ class Intervals(NamedTuple):
             block_q: rows of a tile that wants a list, `request.group` to a query, or one to a query
                 if there are parts.
             parts: a tile has so many parts of rows. Its list then is the number of blocks, at least
-                one, and (block << 2 * parts) + flags for each, in ascending order. Flag 2 i says
+                one, and (block << 2 * parts) + flags for each, the last first. Flag 2 i says
                 that a key of the block starts within part i of the rows, or behind it, and flag
                 2 i + 1 that one ends there, or before.
         """
@@ -294,6 +294,8 @@ def list_kernel(
     for first in range(0, blocks, AT_ONCE):
         block = first + tl.arange(0, AT_ONCE)
         exists = block < blocks
+        if PARTS > 0:  # the last one first, as without intervals
+            block = tl.where(exists, blocks - 1 - block, block)
         first_start = tl.load(spans + block * 4, mask=exists, other=EVER)
         last_start = tl.load(spans + block * 4 + 1, mask=exists, other=EVER)
         first_end = tl.load(spans + block * 4 + 2, mask=exists, other=0)

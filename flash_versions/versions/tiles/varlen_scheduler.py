@@ -105,6 +105,7 @@ def lay_out(
             "TILINGS": tuple(about[:3] for _, about in planned),
             "RESULTS": tuple((of_keys, *form_of(x)) for x, of_keys in filled),
             "CAUSAL": request.window_right is not None,
+            "LEADING": request.window_right == 0 and cuts[0] is None,
         },
     )
     return found
@@ -174,8 +175,12 @@ def plan_tiles(
     GROUP: tl.constexpr,
     OF_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LEADING: tl.constexpr,
 ):
     """Plan PLANNED tiles of sequences, each program for itself.
+
+    LEADING: before its first key, a sequence may have queries that see none, as if padded on the
+    left. Tiles of keys leave them out: blocks of queries count from the first one that sees a key.
 
     A room is a place in the plan. Sequence b owns the rooms from start[b] * GROUP // BLOCK + b on,
     up to those of the next sequence, which is enough for all of its tiles: start is cu_seqlens,
@@ -230,8 +235,9 @@ def plan_tiles(
     line = plan + LINE * (1 + place)
     tl.store(line, tl.where(has_rows, sequence, -1), mask=exists)
     tl.store(line + 1, tile, mask=exists)
-    tl.store(line + 2, rows.first, mask=exists)
-    tl.store(line + 3, rows.length, mask=exists)
+    unseeing = tl.maximum(rows.length - keys.length, 0) if LEADING and OF_KEYS else 0
+    tl.store(line + 2, rows.first + unseeing, mask=exists)
+    tl.store(line + 3, rows.length - unseeing, mask=exists)
     tl.store(line + 4, keys.first, mask=exists)
     tl.store(line + 5, keys.length, mask=exists)
     tl.store(plan, total)
@@ -279,6 +285,7 @@ def lay_out_kernel(
     TILINGS: tl.constexpr,
     RESULTS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LEADING: tl.constexpr,
 ):
     """What `lay_out` says: TILINGS has the first fields of each `Tiling`, RESULTS for each result
     whether it is of keys, and its `form_of`.
@@ -286,7 +293,7 @@ def lay_out_kernel(
     for i in tl.static_range(len(TILINGS)):
         plan_tiles(
             plans[i], sequences, q_length, kv_length, batch,
-            TILINGS[i][0], TILINGS[i][1], TILINGS[i][2], CAUSAL
+            TILINGS[i][0], TILINGS[i][1], TILINGS[i][2], CAUSAL, LEADING
         )  # fmt: skip
     for i in tl.static_range(len(RESULTS)):
         fill_outside(

@@ -1,1 +1,1 @@
-"""What makes notebooks of `_src`: runs them, checks their claims, links terms to the glossary."""
+"""What makes notebooks of `_src`: runs them, links terms to the glossary."""

@@ -20,7 +20,6 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from lessons.build.claims import on_one_line
 from lessons.build.glossary import link_first_uses
 from lessons.practice import puzzles
 from transformer.model.files import write_text
@@ -56,7 +55,7 @@ def read_source(name: str) -> NotebookNode:
         if cell.source.startswith(puzzles.MARK):
             cell.source = puzzles.cell_of(cell.source.removeprefix(puzzles.MARK))
         if cell.cell_type == "markdown":
-            cell.source = link_first_uses(on_one_line(cell.source), linked, GLOSSARY)
+            cell.source = link_first_uses(cell.source, linked, GLOSSARY)
         if FOLDED.intersection(cell.metadata.get("tags", [])):
             cell.metadata["jupyter"] = {"source_hidden": True}
         text = hashlib.sha256(cell.source.encode()).hexdigest()[:8]

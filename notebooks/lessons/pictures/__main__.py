@@ -18,9 +18,9 @@ from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
 from flash_versions.files import replacing
 from flash_versions.plot.figures import FIGURES, STYLE, digest
-from lessons.pictures.memory import animation, gpu, rooflines, traffic
-from lessons.pictures.pipeline import gantt, roles
-from lessons.pictures.scores import masked, splits, tiles
+from lessons.pictures.memory import animation, gpu, traffic
+from lessons.pictures.pipeline import gantt
+from lessons.pictures.scores import masked, splits
 
 ANIMATION = FIGURES / "flash-attention.gif"
 FOLDER = FIGURES / "lessons"
@@ -35,17 +35,11 @@ class Picture(NamedTuple):
 
 PICTURES = {
     "memory/gpu": Picture(gpu.data, gpu.draw),
-    "scores/tiles": Picture(tiles.data, tiles.compare),
-    "scores/walk": Picture(tiles.data, tiles.walk_order),
     "scores/masks": Picture(masked.data, masked.draw),
     "scores/splits": Picture(splits.data, splits.tree),
     "pipeline/schedules": Picture(gantt.data, gantt.schedules),
-    "pipeline/schedules-measured": Picture(gantt.data, gantt.against_measured),
-    "pipeline/schedules-traced": Picture(gantt.data, gantt.beside_trace),
-    "pipeline/roles": Picture(roles.data, roles.state_machine),
     "memory/traffic": Picture(traffic.data, traffic.against_length),
     "memory/ordinary-work": Picture(traffic.data, traffic.ordinary_work),
-    "memory/rooflines": Picture(rooflines.data, rooflines.draw),
 }
 
 

@@ -59,6 +59,19 @@ def predictions() -> None:
         print(f"* {what}: {said} ({verdict(mine, truth)})")
 
 
+def checked(name: str, holds: object) -> None:
+    """End the cell if what the text says of its output is false now.
+
+    Args:
+        name: what the text says, in short.
+        holds: whether it is true.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    assert holds, f"the text says {name!r} of this output, and that is false now"
+
+
 def is_near(mine: Any, truth: Any) -> bool:
     """Whether a prediction is right, or a number within a factor of the true one."""
     if mine == truth or not (isinstance(mine, NUMBER) and isinstance(truth, NUMBER)):

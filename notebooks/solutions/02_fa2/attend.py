@@ -37,39 +37,11 @@ def wrong_no_rescale(q, k, v, block):
     return acc / row_sum[:, None]
 
 
-def wrong_rescaled_too_late(q, k, v, block):
-    """p @ v is under the new maximum already."""
-    scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
-    acc = np.zeros((len(q), v.shape[1]))
-    row_max = np.full(len(q), -np.inf)
-    row_sum = np.zeros(len(q))
-    for first in range(0, len(k), block):
-        s = q @ k[first : first + block].T
-        new_max = np.maximum(row_max, s.max(1) * scale_log2)
-        p = np.exp2(s * scale_log2 - new_max[:, None])
-        alpha = np.exp2(row_max - new_max)
-        row_sum = alpha * row_sum + p.sum(1)
-        acc = (acc + p @ v[first : first + block]) * alpha[:, None]
-        row_max = new_max
-    return acc / row_sum[:, None]
-
-
 def wrong_plain_softmax(q, k, v, block):
     """All keys at once."""
     s = q @ k.T / np.sqrt(q.shape[1])
     p = np.exp(s - s.max(1, keepdims=True))
     return p / p.sum(1, keepdims=True) @ v
-
-
-def wrong_blocks_are_collected(q, k, v, block):
-    """Blocks, and after the loop one softmax over all of them."""
-    scores, values = [], []
-    for first in range(0, len(k), block):
-        scores.append(q @ k[first : first + block].T / np.sqrt(q.shape[1]))
-        values.append(v[first : first + block])
-    s = np.concatenate(scores, 1)
-    p = np.exp(s - s.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True) @ np.concatenate(values)
 
 
 def wrong_scores_are_kept(q, k, v, block):
@@ -83,12 +55,12 @@ def wrong_scores_are_kept(q, k, v, block):
     return o / p.sum(1, keepdims=True)
 
 
-def over(starts, q, k, v, block):
-    """The loop over these first keys of blocks."""
+def wrong_dropped_tail(q, k, v, block):
+    """Only whole blocks."""
     scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
     acc, row_sum = np.zeros((len(q), v.shape[1])), np.zeros(len(q))
     row_max = np.full(len(q), -np.inf)
-    for first in starts:
+    for first in range(0, len(k) - block + 1, block):
         s = q @ k[first : first + block].T * scale_log2
         new_max = np.maximum(row_max, s.max(1))
         p, alpha = np.exp2(s - new_max[:, None]), np.exp2(row_max - new_max)
@@ -96,21 +68,3 @@ def over(starts, q, k, v, block):
         acc = acc * alpha[:, None] + p @ v[first : first + block]
         row_max = new_max
     return acc / row_sum[:, None]
-
-
-def wrong_dropped_tail(q, k, v, block):
-    """Only whole blocks."""
-    return over(range(0, len(k) - block + 1, block), q, k, v, block)
-
-
-def wrong_other_products(q, k, v, block):
-    """All keys at once, by another name of the product."""
-    s = np.einsum("md,nd->mn", q, k) / np.sqrt(q.shape[1])
-    p = np.exp(s - s.max(1, keepdims=True))
-    return np.dot(p / p.sum(1, keepdims=True), v)
-
-
-def wrong_tail_counts_twice(q, k, v, block):
-    """The last block begins early enough to be whole, and some keys are in two blocks."""
-    starts = (min(first, len(k) - block) for first in range(0, len(k), block))
-    return over(starts, q, k, v, block)

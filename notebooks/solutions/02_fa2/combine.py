@@ -35,15 +35,6 @@ def wrong_pivot(acc, row_max, row_sum):
     return o, (row_max[0] + np.log2(total)) * np.log(2)
 
 
-def wrong_natural_weights(acc, row_max, row_sum):
-    """Maxima are in log2 units."""
-    top = row_max.max(0)
-    weight = np.exp(row_max - top)
-    total = (weight * row_sum).sum(0)
-    o = (weight[:, :, None] * acc).sum(0) / total[:, None]
-    return o, (top + np.log2(total)) * np.log(2)
-
-
 def wrong_lse_in_log2(acc, row_max, row_sum):
     """The LSE goes to memory in natural units."""
     o, lse = combine(acc, row_max, row_sum)

@@ -73,22 +73,3 @@ def wrong_without_the_offset(state, s8, v8, q_scale, k_scale, v_scale, v_referen
     p = torch.exp2(scores - new_max[:, None] + math.log2(v_scale / v_reference))
     acc = acc * alpha[:, None] + p.to(torch.float8_e4m3fn).float() @ v8
     return acc, new_max, row_sum * alpha + p.sum(1) * (v_reference / v_scale)
-
-
-def wrong_without_alpha(state, *given):
-    """What was summed before the maximum grew keeps its old unit."""
-    acc, row_max, row_sum = state
-    fresh = (torch.zeros_like(acc), row_max, torch.zeros_like(row_sum))
-    more, new_max, more_sum = fold_fp8(fresh, *given)
-    return acc + more, new_max, row_sum + more_sum
-
-
-def wrong_not_rounded(state, s8, v8, q_scale, k_scale, v_scale, v_reference, scale_log2):
-    """P keeps all its bits, which no 8-bit product multiplies."""
-    acc, row_max, row_sum = state
-    scores = s8 * (q_scale * k_scale * scale_log2)
-    new_max = torch.maximum(row_max, scores.amax(1))
-    alpha = torch.exp2(row_max - new_max)
-    p = torch.exp2(scores - new_max[:, None] + OFFSET + math.log2(v_scale / v_reference))
-    row_sum = row_sum * alpha + p.sum(1) * (v_reference / v_scale)
-    return acc * alpha[:, None] + p @ v8, new_max, row_sum

@@ -34,8 +34,3 @@ def wrong_skips_what_one_key_leaves(first_start, last_start, first_end, last_end
     if last_start > high or first_end <= low:
         return "skipped"
     return "full" if last_start <= low and first_end > high else "masked"
-
-
-def wrong_masks_everything(first_start, last_start, first_end, last_end, low, high):
-    """Compares where no comparison is needed."""
-    return "skipped" if first_start > high or last_end <= low else "masked"

@@ -1,6 +1,5 @@
 """2^x without an exponential: a polynomial, and an addition to the exponent's bits."""
 
-import numpy as np
 import torch
 
 
@@ -34,13 +33,6 @@ def wrong_without_the_exponent(x, coefficients):
     return p
 
 
-def wrong_shift(x, coefficients):
-    """The exponent of an fp32 number begins at bit 23, not at bit 22."""
-    n = torch.round(x)
-    bits = polynomial_exp2(x - n, coefficients).view(torch.int32) + (n.to(torch.int32) << 22)
-    return bits.view(torch.float32)
-
-
 def wrong_without_the_clamp(x, coefficients):
     """Below -127 the exponent's bits run into the sign."""
     n = torch.round(x)
@@ -59,8 +51,3 @@ def wrong_power_of_two(x, coefficients):
     n = torch.round(x)
     two_to_f = polynomial_exp2(x - n, coefficients)
     return torch.where(n > -127, two_to_f * 2.0**n, 0.0)
-
-
-def wrong_exponential_of_numpy(x, coefficients):
-    """Right, and no polynomial."""
-    return torch.from_numpy(np.exp2(x.numpy()))

@@ -519,6 +519,43 @@ def decoding(name, small):
     yield found + [Call(about | {"version": x}, f, one, "forward") for x, f in served.items()]
 
 
+PRICED = {  # decoding: batch, keys, lengths, page
+    "fills": ((64, 4096, "uniform", None), (32, 8192, "full", None), (32, 8192, "uniform", 64)),
+    "long": ((1, 32768, "full", None), (4, 32768, "uniform", 64), (1, 131072, "full", None)),
+    "few": ((1, 8192, "full", None), (8, 4096, "uniform", None)),
+}
+
+
+def invariance(name, small):
+    """What batch_invariant costs: causal calls of 16384 tokens with and without it, and torch's
+    FlashAttention 2; gradients in a fixed order; or steps of decoding.
+    """
+    kind, head_dim = name.split()
+    head_dim = int(head_dim)
+    functions = {
+        "fast": OURS["fa4"],
+        "exact": lambda request: OURS["fa4"](request._replace(batch_invariant=True)),
+    }
+    if kind in PRICED:
+        for batch, length, lengths, page in PRICED[kind]:
+            if small:
+                batch, length = min(batch, 2), 4224
+            cache = Cache(batch, length, lengths, page, head_dim)
+            request = cache.request()
+            pairs = sum(cache.drawn()) * cache.heads
+            one = Given(request, torch.empty_like(request.q), pairs)
+            yield calls({"name": name, **cache._asdict()}, functions, one, WAYS[:1])
+        return
+    heads, dims, way = HIDDEN // head_dim, (head_dim,) * 2, WAYS[kind == "backward"]
+    for length in (2304,) if small else (2048, 4096, 8192, 16384):
+        tensors = random_tensors(length, length, length, heads, dims, 16384 // length, heads)
+        one = inputs(tensors, squares([length], True), causal=True, deterministic=True)
+        about = {"name": name, "head_dim": head_dim, "S": length}
+        theirs = {"torch fa2": peer(partial(peers.torch_backend, SDPBackend.FLASH_ATTENTION))}
+        found = calls(about, theirs, one, (way,), ours=False)
+        yield found + calls(about, functions, one, (way,))
+
+
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
@@ -537,6 +574,9 @@ SUITES = {
     "deterministic backward": (KINDS, deterministic),
     "divided groups": (DIVISIONS, divided_groups),
     "decode by TMA": ([*caches()], decoding),
+    "invariance": (
+        [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
+    ),
 }  # fmt: skip
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from flash_versions.bench import measure
-from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.reference import forward
 from tests.benchmarks import harness
 from tests.benchmarks.attention import suites
-from tests.benchmarks.training import parallel, training_step
+from tests.benchmarks.training import training_step
 from tests.benchmarks.transformer import generate_speed
 from tests.benchmarks.transformer.torch_decoder import TorchDecoder
 from tests.helpers.models.random_checkpoint import TINY
@@ -133,14 +132,6 @@ def test_wrong_results_are_not_timed(way, few, monkeypatch):
         suites.check("x", "a")
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 96), (128, 128), (256, 256)], ids=str)
-def test_padding_competes_with_the_default(dims):
-    q, k, v = (torch.empty(1, 64, 1, d, dtype=torch.bfloat16) for d in (dims[0], *dims))
-    found = suites.configurations(make_request(q, k, v, causal=True))
-    powers = dims in ((128, 128), (256, 256))
-    assert [*found] == (["padded"] if powers else ["padded", "default"])
-
-
 def test_processes_that_check(monkeypatch, capsys):
     def run(command, **_):
         assert command[2:5] == ["some.module", "--out", "none"]
@@ -159,11 +150,13 @@ def test_processes_that_check(monkeypatch, capsys):
     assert "no time was left after 0 s" in harness.attempt({}, dict, 0)["reason"]
 
 
-def test_ratios_are_of_tokens_per_second():
-    one, two = {"step_tokens_per_second": 100.0}, {"step_tokens_per_second": 190.0}
-    alone, many, lost = parallel.speed("GRPO", {1: one, 2: two, 4: {"reason": "no time was left"}})
-    assert (many["step_ratio"], many["gpus"]) == (1.9, 2)
-    assert "step_ratio" not in alone and "step_ratio" not in lost
+def test_a_row_takes_the_place_of_an_earlier_one(tmp_path):
+    """Unless it failed."""
+    document, out = {"rows": [{"x": 1, "ms": 5.0}, {"x": 2, "reason": "lost"}]}, tmp_path / "x.json"
+    harness.keep(document, out, [{"x": 1, "ms": 4.0}, {"x": 3, "ms": 1.0}], place=("x",))
+    harness.keep(document, out, [{"x": 1, "reason": "lost"}, {"x": 2, "ms": 2.0}], place=("x",))
+    rows = json.loads(out.read_text())["rows"]
+    assert rows == [{"x": 1, "ms": 4.0}, {"x": 2, "ms": 2.0}, {"x": 3, "ms": 1.0}]
 
 
 def test_a_training_step(written, monkeypatch):

@@ -1,26 +1,23 @@
 """Training on several GPUs against one; writes JSON.
 
-    python -m tests.benchmarks.training.parallel --gpus 2 4 --out FILE
+    python -m tests.benchmarks.training.parallel --out FILE
+    torchrun --nproc-per-node 2 -m tests.benchmarks.training.parallel --out FILE --add
 
 Steps of GRPO and of supervised training, for a random model in the shape of Qwen2.5-0.5B and for
 the shipped one, which is so small that the host sets its pace. Each with the same global batch on
 every number of GPUs, and GRPO of the random model also with as many problems for each GPU ("per
-GPU"). Each part is started in processes of its own, under torchrun where there are several; there,
-rank 0 writes FILE.
+GPU").
 
-A time is that of the slowest rank, medians of steps after a first one; a ratio is that of tokens
-per second, over one GPU's. What fails has a `reason` in the place of figures, and does not keep the
-rest from being measured. The file is written again after each part. `--device cpu --tiny` runs the
-same under gloo, to try the command.
+A time is that of the slowest rank, medians of steps after a first one. What fails has a `reason` in
+the place of figures; with several processes, what fails on one of them ends all. `--device cpu
+--tiny` runs the same under gloo, to try the command.
 """
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,8 +25,8 @@ os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is mea
 
 import torch  # noqa: E402
 
-from flash_versions.bench.document import new_document, save  # noqa: E402
-from tests.benchmarks.harness import forget_peak, now, parser, passed, peak_gib  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
+from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib  # noqa: E402
 from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
 from transformer.model.decoder import Config, Transformer, choose_attention  # noqa: E402
 from transformer.model.weights import save_model  # noqa: E402
@@ -61,7 +58,7 @@ class Varied(Task):
 def meet(world):
     """Seconds at which all ranks have done all that was asked of them."""
     now(world.device)  # waits for it
-    world.barrier()
+    world.total(0)  # waits for all
     return now(world.device)
 
 
@@ -156,55 +153,6 @@ FAST = {
     "GRPO, shipped model": shipped_grpo,
     "GRPO, 0.5 B, per GPU": growing_grpo,
 }
-GROWING = {"GRPO, 0.5 B, per GPU": "GRPO, 0.5 B"}  # what is the same on one GPU
-
-
-def run(name, size, args, folder):
-    """What rank 0 found of a part on so many processes, or a reason."""
-    if (left := args.seconds - passed()) < 5:
-        return {"reason": "no time was left"}
-    file, log = folder / f"{name} {size}.pt", folder / f"{name} {size}.log"
-    command = [sys.executable]
-    if size > 1:
-        # An address, since the name of a machine without a network may not be known to itself.
-        where = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={size}")
-        command += ["-m", "torch.distributed.run", *where]
-    command += ["-m", __spec__.name, "--part", name, "--out", str(file), "--device", args.device]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with open(log, "w") as output:
-        process = subprocess.Popen(
-            command + ["--tiny"] * args.tiny, env=environment, stdout=output, stderr=output
-        )
-        try:
-            process.wait(left)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun then ends the ranks
-            process.wait()
-            return {"reason": f"did not end within {left:.0f} s"}
-    if process.returncode == 0:
-        return torch.load(file)
-    print("\n".join(log.read_text().splitlines()[-80:]), flush=True)
-    return {"reason": f"ended with code {process.returncode}"}
-
-
-def work(args):
-    """Do a part as one of its processes; the random model is in the folder of FILE."""
-    with connected(own_device(args.device)) as world:
-        forget_peak(world.device)
-        found = FAST[args.part](world, args.out.parent, args.tiny)
-        if world.main:
-            torch.save(found, args.out)
-
-
-def speed(what, found):
-    """Rows: one GPU, and each number of several with the ratio to it, if one was measured."""
-    one = found.get(1, {"reason": "not yet measured"})
-    for gpus, measured in sorted(found.items()):
-        row = {"suite": "processes", "what": what, "gpus": gpus, **measured}
-        if gpus > 1 and "reason" not in one and "reason" not in measured:
-            rates = [name for name in measured if name.endswith("tokens_per_second")]
-            row |= {f"{x.split('_')[0]}_ratio": measured[x] / one[x] for x in rates}
-        yield row
 
 
 def random_model(folder, config, device):
@@ -217,39 +165,31 @@ def random_model(folder, config, device):
         (folder / name).write_text(content, encoding="utf-8")
 
 
-def measure(args, folder):
-    """Everything; the file is written again after each part."""
+def main():
+    """Measure; the first rank writes the file again after each part."""
+    add = (made := parser(__doc__, seconds=600.0, add=True)).add_argument
+    add("--what", nargs="+", choices=FAST, default=[*FAST], help="time only this")
+    add("--tiny", action="store_true", help="sizes for a CPU")
+    args = made.parse_args()
     protocol = {
         "method": "the same global batch, but for the rows that say per GPU; slowest rank,"
         " median of steps after a first one",
         "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
     }
-    document = new_document(args.device, gpus=max(args.gpus), protocol=protocol)
-    random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
-    found = {name: {} for name in args.what}
-    for size in sorted({1, *args.gpus}):
-        for name in args.what:
-            same = GROWING.get(name) if size == 1 else None
-            result = found.get(same, {}).get(1) or run(same or name, size, args, folder)
-            found[name][size] = result
-            print(f"{name}, {size}: {json.dumps(result)}", flush=True)
-            document["rows"] = [row for name in args.what for row in speed(name, found[name])]
-            save(document, args.out)
-
-
-def main():
-    """Measure, or do a part."""
-    add = (made := parser(__doc__, seconds=600.0)).add_argument
-    add("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
-    add("--what", nargs="+", choices=FAST, default=[*FAST], help="time only this")
-    add("--tiny", action="store_true", help="sizes for a CPU")
-    add("--part", choices=FAST, help="be a process of this part")
-    args = made.parse_args()
-    if args.part is not None:
-        work(args)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        measure(args, Path(folder))
+    with connected(own_device(args.device)) as world, tempfile.TemporaryDirectory() as own:
+        folder = Path(world.gather(own)[0])  # the first rank's
+        document = new_document(args.device, gpus=world.size, protocol=protocol)
+        document["rows"] = earlier(args)
+        if world.main:
+            random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
+        world.total(0)  # all have come
+        for what in args.what:
+            forget_peak(world.device)
+            row = {"suite": "processes", "what": what, "gpus": world.size}
+            row = attempt(row, partial(FAST[what], world, folder, args.tiny), args.seconds)
+            if world.main:
+                keep(document, args.out, [row], place=("what", "gpus"))
+        world.total(0)  # all have come
 
 
 if __name__ == "__main__":

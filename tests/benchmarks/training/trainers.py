@@ -233,10 +233,9 @@ def measure(integration: str, attention: str, args: Any) -> dict:
 
 def main() -> None:
     """Measure; the file is written again after each row."""
-    add = (made := parser(__doc__, seconds=300.0)).add_argument
+    add = (made := parser(__doc__, seconds=300.0, add=True)).add_argument
     add("--integration", nargs="*", choices=INTEGRATIONS, default=tuple(INTEGRATIONS))
     add("--steps", type=int, default=7, help="timed steps of a contestant (7)")
-    add("--add", action="store_true", help="keep the rows of FILE that are not measured again")
     add("--tiny", action="store_true", help="a small model and short rows, to try the command")
     args = made.parse_args()
     if PROCESSES and args.device == "cuda":
@@ -245,15 +244,14 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
     document = new_document(args.device, LIBRARIES, protocol=protocol)
-    if args.add:
-        before = earlier(args.out, ("source", "machine"), document)
-        document["rows"] = [x for x in before if x["integration"] not in args.integration]
+    document["rows"] = earlier(args)
     for integration, attention in product(args.integration, CONTESTANTS):
         row = {"suite": SUITE, "integration": integration, "contestant": attention}
         row |= {"processes": PROCESSES} if PROCESSES else {}
         row = attempt(row, partial(measure, integration, attention, args), args.seconds)
         if FIRST:
-            keep(document, args.out, [row], hidden=("suite", "times"))
+            place = ("integration", "contestant")
+            keep(document, args.out, [row], hidden=("suite", "times"), place=place)
 
 
 if __name__ == "__main__":

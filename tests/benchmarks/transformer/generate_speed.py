@@ -42,7 +42,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 
 import flash_versions  # noqa: E402
-from flash_versions.bench.document import new_document, save  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import copy_bandwidth  # noqa: E402
 from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib  # noqa: E402
 from tests.benchmarks.transformer.torch_decoder import torch_compiled  # noqa: E402
@@ -54,6 +54,7 @@ from transformer.model.rope import Rope  # noqa: E402
 from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
 
 SUITE = "generate"
+PLACE = ("case", "batch", "prompt", "contestant")  # what tells rows apart
 LLAMA_1B = Config(
     vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
     num_kv_heads=8, head_dim=64, max_positions=131072, norm_eps=1e-5,
@@ -231,23 +232,6 @@ def measure(contestant, model, batch, prompt, tokens, bandwidth):
     }
 
 
-def table_place(row):
-    """Sorts rows as a whole run measures them."""
-    case, contestant = [SHIPPED, *SHAPES].index(row["case"]), [*ROUNDS].index(row["contestant"])
-    return case, row["prompt"], row["batch"], contestant
-
-
-def put(document, out, row):
-    """Add a row in the place of an earlier one. A failure replaces no measurement."""
-    turn = ("case", "batch", "prompt", "contestant")
-    before = [x for x in document["rows"] if all(row[key] == x[key] for key in turn)]
-    if "reason" not in row or all("reason" in other for other in before):
-        document["rows"] = [other for other in document["rows"] if other not in before]
-        keep(document, out, [row])
-    else:
-        print(f"kept the earlier row of {row['contestant']}: {row['reason']}", flush=True)
-
-
 def build(case, args, device, dtype):
     """The model of a case, and the attention that runs."""
     folder = find_checkpoint("reinforced") if case == SHIPPED else None
@@ -261,7 +245,7 @@ def build(case, args, device, dtype):
 
 def main():
     """Measure; the file is written again after each row."""
-    add = (made := parser(__doc__, seconds=190.0)).add_argument
+    add = (made := parser(__doc__, seconds=190.0, add=True)).add_argument
     add("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
     add("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
     add("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
@@ -269,7 +253,6 @@ def main():
     add("--prompt", nargs="*", type=int, default=(512, 4096, 16384), help=prompts)
     add("--tokens", type=int, default=64, help="tokens of each answer (64)")
     add("--attention", help="a version of attention (auto; on a CPU sdpa)")
-    add("--add", action="store_true", help="to what FILE has, with the commit of its measurement")
     args = made.parse_args()
     device = torch.device(args.device)
     if device.type == "cpu":
@@ -286,8 +269,7 @@ def main():
         **{name: getattr(args, name) for name in ("attention", "prompt", "tokens")},
     }
     document = new_document(device.type, ("transformers",), protocol=protocol)
-    if args.add:
-        document["rows"] = earlier(args.out, (), document)
+    document["rows"] = earlier(args)
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)
@@ -296,10 +278,8 @@ def main():
             row |= {"prompt": prompt, "tokens": args.tokens}
             row |= {"attention": version} if contestant == "ours" else {}
             timed = partial(measure, contestant, model, batch, prompt, args.tokens, bandwidth)
-            put(document, args.out, attempt(row, timed, args.seconds))
+            keep(document, args.out, [attempt(row, timed, args.seconds)], place=PLACE)
         del model, timed
-    document["rows"].sort(key=table_place)
-    save(document, args.out)
 
 
 if __name__ == "__main__":

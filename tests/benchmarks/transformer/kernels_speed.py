@@ -5,8 +5,7 @@
 Competitors of a shape take turns on the same inputs, each as a CUDA graph, with a cold L2 cache
 (see flash_versions/bench/measure.py). One is timed only if its results are within the budget:
 errors against fp64 at most twice those of plain PyTorch in the same dtype, plus the rounding of the
-output. What cannot run has a `reason` in the place of a time. Last, how the fused norm rounds: its
-errors, those of torch's norm and product one after the other, and the difference of both.
+output. What cannot run has a `reason` in the place of a time.
 """
 
 import os
@@ -147,37 +146,6 @@ def measure(suite: str, shape: str) -> list[dict]:
     return in_graphs(made, ROUNDS)
 
 
-def rounding() -> list[dict]:
-    """Errors of the fused norm and product and of the eager ones, on inputs and weights from a
-    normal distribution: outputs of a size of 64, where neighbouring bf16 numbers are 0.25 to 1
-    apart.
-    """
-    x, weight, _ = inputs(4096, 4096, 4096)
-    weight = (weight.float() * 64).bfloat16()
-    norm = (1 + 0.2 * torch.randn(4096, device=DEVICE)).bfloat16()
-    oracle = eager_norm(x.double(), norm.double(), weight.double())
-    ours = norm_linear(x, norm, EPS, weight, folded=fold(norm, weight)).double()
-    eager = eager_norm(x, norm, weight).double()
-    pairs = {
-        "ours and fp64": (ours, oracle),
-        "torch's, as in the model, and fp64": (eager, oracle),
-        "torch's norm with its weight, and fp64": (fused_norm(x, norm, weight).double(), oracle),
-        "fp64, rounded once, and fp64": (oracle.bfloat16().double(), oracle),
-        "ours and torch's, as in the model": (ours, eager),
-    }
-    return [
-        {
-            "suite": "norm gemm numerics",
-            "path": path,
-            "rms": (a - b).square().mean().sqrt().item(),
-            "largest": (a - b).abs().max().item(),
-            "mean": (a - b).mean().item(),
-            "from_1": int(((a - b).abs() >= 1).sum()),
-        }
-        for path, (a, b) in pairs.items()
-    ]
-
-
 def main() -> None:
     """Measure; the file is written again after each shape."""
     args = parser(__doc__, device=False).parse_args()
@@ -188,7 +156,6 @@ def main() -> None:
         *(partial(measure, "gemm", shape) for shape in SHAPES),
         *(partial(measure, "norm gemm", shape) for shape in NORMED),
         *(partial(measure, suite, "gate and up") for suite in ("gemm swiglu", "norm gemm swiglu")),
-        rounding,
     ]
     for part in parts:
         keep(document, args.out, part())

@@ -11,6 +11,7 @@ from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
 from flash_versions.versions.fa4.hopper import backward as fa4_backward
+from tests.compile.compiled import unused_barriers
 
 INT32 = torch.zeros(2, dtype=torch.int32)
 CAUSAL = {"causal": True}
@@ -21,6 +22,7 @@ INTERVALS = CAUSAL | {"query_ends": torch.zeros(512, dtype=torch.int32)}
 PAGES = {"kv_lengths": INT32[:1], "block_table": INT32[None]}
 LENGTHS = CAUSAL | {"num_splits": None, "kv_lengths": torch.zeros(16, dtype=torch.int32)}
 TABLE = LENGTHS | {"block_table": torch.zeros(16, 128, dtype=torch.int32)}
+EXACT = CAUSAL | {"num_splits": None, "batch_invariant": True}
 LINEAR = {"alibi_slopes": torch.empty(4), "dropout_p": 0.1}
 
 
@@ -91,6 +93,7 @@ class Append:
 
 
 LONG = (1, 4096, 32, 8)
+DECODED = (1, 64, 32, 8)
 CALLS: dict[str, dict[str, Call | Append]] = {
     "portable": {
         "fa1": Call("fa1", backward=True),
@@ -106,7 +109,9 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "fa3, backward": Gradients(),
         "fa4": Call("fa4", options={}, variant="both, 2/8"),
         "fa4, backward": Gradients(eighths=2),
-        "decode": Call("fa3", options=TABLE, shape=(1, 64, 32, 8), batch=16, pages=2048),
+        "decode": Call("fa3", options=TABLE, shape=DECODED, batch=16, pages=2048),
+        "exact": Call("fa3", options=EXACT | {"sink": torch.empty(8)}, shape=(500, 4100, 8, 2)),
+        "exact decode": Call("fa3", options=TABLE | EXACT, shape=DECODED, batch=16, pages=2048),
     },
     "options": {
         "fa2, packed": Call("fa2", options=PACKED, shape=(512, 512, 4, 2), backward=True),
@@ -141,7 +146,10 @@ def rows(arch: str, group: str) -> dict[str, list[dict]]:
     return {
         name: [
             kernel.summary()
-            | {"unused_barriers": kernel.unused_barriers, "early": kernel.code.metadata.launch_pdl}
+            | {
+                "unused_barriers": unused_barriers(kernel.ttgir),
+                "early": kernel.code.metadata.launch_pdl,
+            }
             for kernel in call.compile(arch)
         ]
         for name, call in CALLS[group].items()

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from flash_versions.inspect.command import compiling
+from tests.compile.compiled import unused_barriers
 from transformer.model.kernels.gemm import hopper, portable
 from transformer.model.kernels.gemm.config import NormGemmConfig, default_config
 
@@ -47,7 +48,7 @@ def rows(arch: str, group: str) -> dict[str, dict]:
             gemm(a, b, c, **fused)
         (kernel,) = kernels
         found[name] = kernel.summary() | {
-            "unused_barriers": kernel.unused_barriers,
+            "unused_barriers": unused_barriers(kernel.ttgir),
             "stmatrix": kernel.ptx.count("stmatrix"),
             "fences": kernel.ptx.count("fence.proxy.async"),
             "stores_under_way": sorted(

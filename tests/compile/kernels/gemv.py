@@ -10,8 +10,8 @@ import torch
 
 from flash_versions.inspect.command import compiling
 from flash_versions.inspect.compiled import Compiled, CompileOnly
-from transformer.model.kernels import logprobs
-from transformer.model.kernels.decode import embed, gemv, gemv_qkv, sample
+from transformer.model.kernels import logprobs, norm
+from transformer.model.kernels.decode import embed, gemv, gemv_qkv, merge, sample
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
 KERNELS = {
@@ -20,6 +20,8 @@ KERNELS = {
     gemv_qkv: ("qkv_kernel", "place_kernel"),
     sample: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
     logprobs: ("forward_kernel", "backward_kernel"),
+    norm: ("norm_kernel",),
+    merge: ("merge_kernel",),
 }
 
 
@@ -32,19 +34,26 @@ def step(overlap: bool) -> None:
     """All layers of one block of a model with a billion parameters, and the choice of a token."""
     x, options = empty(1, HIDDEN), {"overlap": overlap}
     weight = empty((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN)
-    norm = gemv.Norm(empty(HIDDEN), 1e-5)
+    of_x = gemv.Norm(empty(HIDDEN), 1e-5)
     of_heads = gemv.Norm(empty(HEAD_DIM), 1e-5)
     cache = empty(2, 1, 512, KV_HEADS, HEAD_DIM)
     tokens = torch.zeros(1, 1, dtype=torch.int64)
     lengths, table = torch.ones(1, dtype=torch.int32), empty(512, 2, 1, HEAD_DIM)
     embed.embed(tokens, empty(128256, HIDDEN), lengths, 512, **options)
-    gemv_qkv.qkv(x, weight, None, cache, lengths, table, norm=norm, **options)
+    gemv_qkv.qkv(x, weight, None, cache, lengths, table, norm=of_x, **options)
     gemv_qkv.qkv(
         x, weight, None, cache, lengths, table, q_norm=of_heads, k_norm=of_heads, **options
     )
     up, down = empty(2 * INTERMEDIATE, HIDDEN), empty(HIDDEN, INTERMEDIATE)
-    h = gemv.swiglu(x, up, norm=norm, **options)
+    h = gemv.swiglu(x, up, norm=of_x, **options)
     gemv.linear(h, down, residual=x, **options)
+    gemv_qkv.qkv(
+        empty(1, 64), empty(len(weight), 64), None, cache, lengths, table, starts=lengths,
+        q_norm=of_heads, k_norm=of_heads, exact=True, **options,
+    )  # fmt: skip
+    norm.rms_norm(x, of_x.weight, of_x.eps)
+    o, lse = empty(4, 1, HEADS, HEAD_DIM), torch.zeros(4, HEADS, 1)
+    merge.merge(o, lse, o.view(2, 2, HEADS, HEAD_DIM), lse.view(2, HEADS, 2))
     many = gemv_qkv.MANY_TOKENS
     gemv_qkv.qkv(
         empty(many, 64),

@@ -4,25 +4,19 @@ judged.
 
 import importlib
 import io
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 from PIL import Image as Picture
 
 import lessons
 from flash_versions import VERSIONS, attention_reference
 from flash_versions.diff import code_of
-from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import measurements
-from lessons.kernels import compiled, needs_triton, source
-from lessons.kernels.compiled import PACKAGE, instructions, recompiled
-from lessons.kernels.recording import unchecked
+from lessons.kernels import source
 from lessons.moved import bytes_moved
 from lessons.pictures import films
 from lessons.practice import answers, exercises, folded
@@ -47,22 +41,6 @@ def forward_of(version):
 def inputs(length=12, heads=1, dtype=torch.float32):
     """q, k, v of one sequence."""
     return [torch.randn(1, length, heads, 8).to(dtype) for _ in range(3)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_recording_changes_no_bit(version, causal):
-    """The same results as of a call that nobody watches, and nothing stays wrapped."""
-    q, k, v = inputs(40, heads=2, dtype=torch.bfloat16)  # more rows than a decoding kernel takes
-    module = forward_of(version)
-    before = dict(vars(module))
-    found = lessons.record(version, q, k, v, causal=causal, **SHAPE)
-    assert [name for name, x in before.items() if getattr(module, name) is not x] == []
-    config = LaunchConfig(4, 4, num_warps=4, num_stages=1)
-    with unchecked():
-        o, lse, _ = module.forward(make_request(q, k, v, causal=causal), config)
-    assert torch.equal(found.o, o) and torch.equal(found.lse, lse)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -105,20 +83,6 @@ def test_options_of_a_version_reach_it():
         assert (step.after["alpha"] == alpha).all()
 
 
-@pytest.mark.parametrize(
-    "version, options, words",
-    [
-        ("fa9", {}, "there is no version 'fa9'"),
-        ("fa1", {"block_q": 3}, "block_q=3 is not possible"),
-        ("fa1", {"scale": -1.0}, "scale"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused(version, options, words):
-    """In a sentence."""
-    with pytest.raises(ValueError, match=words):
-        lessons.record(version, *inputs(4), **options)
-
-
 def draw(number, width=3.0):
     """A figure with a bar."""
     figure = Figure(figsize=(width, 1.5))
@@ -145,26 +109,12 @@ def test_films_have_a_picture_for_each_step(displayed, count, frames):
 
 
 @pytest.mark.parametrize(
-    "steps, picture, words",
-    [([], draw, "no step"), (range(2), lambda step: draw(step, width=2.0 + step), "one size")],
-)
-def test_films_that_cannot_be_shown_are_refused(displayed, steps, picture, words):
-    """In a sentence, before anything is shown."""
-    with pytest.raises(ValueError, match=words):
-        films.film(steps, picture, "caption")
-    assert not displayed
-
-
-@pytest.mark.parametrize(
     "mine, truth, verdict",
     [
         (12, 12.0, "(right)"),
         (11.5, 12.0, "(close)"),
         (24, 12.0, "(2 times too high)"),
-        (6, 12.0, "(2 times too low)"),
         (12.0, 12e9, "(far too low)"),
-        (-12, 12, "(not what you said)"),
-        ("K", "V", "(not what you said)"),
         ("V", "V", "(right)"),
     ],
 )
@@ -248,97 +198,6 @@ def test_changes_are_those_of_the_lessons(displayed):
         assert "alibi" not in "".join(lines)
     lessons.changes("fa2", "fa3", "softmax_step")
     assert displayed[-1]["text/plain"] == "softmax_step has not changed"
-
-
-@pytest.mark.slow
-def test_instructions_are_those_of_the_architecture(tmp_path, monkeypatch):
-    """Ampere multiplies with mma.sync, Hopper with wgmma; a second answer comes from the cache."""
-    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
-    both = lessons.instructions("fa1", ("sm_80", "sm_90"), head_dim=64, causal=True)
-    assert both["sm_80"]["mma_sync"] > 0 and both["sm_80"]["wgmma"] == 0
-    assert both["sm_90"]["mma_sync"] == 0 and both["sm_90"]["wgmma"] > 0
-    assert both["sm_80"]["registers"] <= 255 and both["sm_80"]["opcodes"]["HMMA"] > 0
-    monkeypatch.setattr(compiled, "inspected", None)
-    assert lessons.instructions("fa1", "sm_90", head_dim=64, causal=True) == both["sm_90"]
-    with pytest.raises(ValueError, match="forward_kernel, not 'other'"):
-        lessons.instructions("fa1", "sm_90", kernel="other", head_dim=64, causal=True)
-
-
-def test_calls_become_options(tmp_path, monkeypatch):
-    """And what the command refuses is a sentence here."""
-    asked = []
-    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(compiled, "inspected", lambda call: asked.append(call) or (2, "", "no."))
-    with pytest.raises(ValueError, match="no."):
-        lessons.instructions("fa2", causal=True, softcap=None, window=(64, 0), kv_heads=2)
-    end = ["--causal", "--window", "64", "0", "--kv-heads", "2"]
-    assert asked == [["fa2", "--arch", "sm_90", "--json", *end]]
-    assert not list(tmp_path.iterdir())
-
-
-def test_cells_that_compile_say_that_they_need_triton(monkeypatch, capsys):
-    shell = InteractiveShell.instance()
-    monkeypatch.setattr(needs_triton, "get_ipython", lambda: shell)
-    needs_triton.register()
-    cell = "%%needs_triton\nprint('compiled')"
-    shell.run_cell(cell).raise_error()
-    monkeypatch.setattr(needs_triton, "triton_missing", lambda: "this needs Triton's compiler.")
-    shell.run_cell(cell).raise_error()
-    assert capsys.readouterr().out == "compiled\nThis needs Triton's compiler.\n"
-
-
-def test_without_a_gpu_nothing_is_timed(displayed, monkeypatch):
-    """A sentence says so."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    lessons.own_gpu()
-    assert "no GPU here" in displayed[0].data
-
-
-def test_own_gpu_stands_beside_the_h200(displayed, monkeypatch, tmp_path):
-    """What the benchmark writes as bars, the H200's rates of the same shapes as marks."""
-    there = measurements.h200_shapes()
-    rows = [
-        row | {"suite": "quick"} for group in list(there.values())[:4] for row in group.values()
-    ]
-
-    def bench(command, **options):
-        assert command[1:5] == ["-m", "flash_versions.bench", "--suite", "quick"]
-        document = {"machine": {"gpu": "a GPU"}, "rows": rows}
-        with open(command[-1], "w") as file:
-            json.dump(document, file)
-        return type("Done", (), {"returncode": 0})
-
-    figures = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(measurements, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(measurements.subprocess, "run", bench)
-    monkeypatch.setattr(measurements, "show_figure", lambda figure, alt: figures.append(figure))
-    lessons.own_gpu()
-    (figure,) = figures
-    panels = [ax for ax in figure.axes if ax.patches]
-    assert len(panels) == 4
-    for ax, group in zip(panels, there.values()):
-        rates = [row["tflops"] for row in group.values() if "tflops" in row]
-        assert [bar.get_width() for bar in ax.patches] == rates
-        assert [line.get_xdata()[0] for line in ax.lines] == rates
-
-
-@pytest.mark.slow
-def test_a_changed_line_is_compiled():
-    """In a copy: the package stays as it is."""
-    file, line = (
-        "versions/fa1/forward.py",
-        "o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]",
-    )
-    before = (PACKAGE / file).read_text()
-    same, other = (
-        recompiled(file, line, new, "fa1", head_dim=64, causal=True)
-        for new in (line, "o = o * alpha[:, None] + pv")
-    )
-    usual = instructions("fa1", head_dim=64, causal=True)
-    assert same["opcodes"] == usual["opcodes"]
-    assert other["opcodes"]["FMUL"] < usual["opcodes"]["FMUL"]
-    assert (PACKAGE / file).read_text() == before
 
 
 def test_bytes_are_those_of_inputs_and_results():

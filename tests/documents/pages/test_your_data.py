@@ -9,7 +9,6 @@ import shutil
 import sys
 
 import pytest
-import torch
 
 from tests.helpers import ROOT
 from tests.helpers.models.random_checkpoint import TINY, write_checkpoint
@@ -90,25 +89,3 @@ def test_the_lines_of_the_page_are_read(tmp_path):
             assert read_chats(tmp_path / "a.jsonl")
             found["chat"] += 1
     assert found == {"chat": 2, "problem": 1}
-
-
-def test_the_results_of_the_page_are_of_the_shipped_model(folder, capsys):
-    """Its loss before it learns, which needs no training: another model would change it."""
-    runpy.run_path("clock.py", run_name="__main__")
-    train = importlib.import_module("transformer.train")
-    few = ["--steps", "1", "--batch-tokens", "64", "--out", "runs/one", "--device", "cpu"]
-    assert train.main(["--data", "chats.jsonl", *few]) == 0
-    [before] = re.findall(r"held-out loss: ([\d.]+) before", capsys.readouterr().err)
-    assert f"loss falls from {float(before):.2f} to" in PAGE
-
-
-def test_the_result_loads_in_transformers_as_the_page_says(folder):
-    transformers = pytest.importorskip("transformers")
-    assert 'AutoModelForCausalLM.from_pretrained("runs/clock")' in PAGE
-    runpy.run_path("clock.py", run_name="__main__")
-    fewer(folder / "chats.jsonl")
-    train = importlib.import_module("transformer.train")
-    [words] = [x for x in COMMANDS if x[-1] == "runs/clock"]
-    assert train.main([*words[3:], *SMALLER["train"].split()]) == 0
-    model = transformers.AutoModelForCausalLM.from_pretrained("runs/clock")
-    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()

@@ -18,10 +18,8 @@ def linked(text, seen=None):
     "text, expected",
     [
         ("A warp, two warps.", "A [warp](g.md#warp), two warps."),
-        ("Warps run.", "[Warps](g.md#warp) run."),
         ("**Tensor cores** idle.", "**[Tensor cores](g.md#tensor-core)** idle."),
         ("a causal\nmask", "a [causal\nmask](g.md#causal-mask)"),
-        ("a warpgroup", "a [warpgroup](g.md#warpgroup)"),
         ("warped, SMALL, warp-wide", "warped, SMALL, warp-wide"),
         ("`warp`, $warp$, [a warp](x.md)", "`warp`, $warp$, [a warp](x.md)"),
         ("# A warp\n\n```\nwarp\n```\n\n| warp |\n", "# A warp\n\n```\nwarp\n```\n\n| warp |\n"),

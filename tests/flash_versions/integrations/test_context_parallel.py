@@ -241,14 +241,10 @@ BAD = {
     "layout": ({"layout": "striped"}, "layout='striped' is unknown; there are zigzag, contiguous"),
     "window": ({"window": (4, 0)}, "window is not possible with method='ring'; use"),
     "lengths": ({"kv_lengths": torch.tensor([3])}, "kv_lengths is not possible over several ranks"),
-    "sink": ({"sink": torch.zeros(2), "method": "all_to_all"}, "sink is not possible"),
-    "no LSE": ({"version": "sdpa"}, "version 'sdpa': it does not return the LSE"),
     "version": ({"version": "fa9"}, "version='fa9' is unknown"),
     "cross": ({"k": good[:, :4], "v": good[:, :4], "causal": True}, "q has 8 rows and k 4; causal"),
     "dtype": (dict.fromkeys("qkv", good.to(torch.float8_e4m3fn)), "float8_e4m3fn; over several"),
-    "rank": ({"q": good[0]}, r"q has shape \(8, 2, 16\); it must be \(batch, length, heads"),
     "group": ({"group": 3}, "group is a int; it must be a torch.distributed.ProcessGroup"),
-    "flag": ({"return_lse": 1}, "return_lse=1 must be True or False"),
 }
 
 

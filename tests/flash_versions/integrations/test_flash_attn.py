@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from flash_versions import attention, flash_attn, masks
-from flash_versions.dispatch.precision import DESCALES
-from flash_versions.dispatch.request import make_request
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -16,7 +14,7 @@ from flash_versions.flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from flash_versions.versions.oracle.budget import assess, assess_request, compare
+from flash_versions.versions.oracle.budget import assess, compare
 from tests.helpers.kernels.budget import assert_ok
 
 OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic "
@@ -98,17 +96,6 @@ def test_dense(call, device):
     assert torch.equal(flash_attn_func(q, k, v, **theirs), result[0])
 
 
-@pytest.mark.parametrize("call", ["window", "alibi", "sink"])
-def test_varlen(call, device):
-    theirs, ours = (on(device, x) for x in CALLS[call])
-    q, kv = packed(device)
-    k, v = kv.unbind(1)
-    cu_q, cu_k = PACKED.to(device), PACKED_K.to(device)
-    result = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 12, 14, return_attn_probs=True, **theirs)
-    assert result[1].shape == (4, 21)
-    assert_within_budget(result, q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **ours)
-
-
 def assert_same(found, expected):
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert found[2] is expected[2] is None
@@ -140,23 +127,6 @@ def test_options_by_position(device):
     expected = (*attention(q, q, q, **ours), None)
     qkv = torch.stack((q, q, q), 1)
     assert_same(flash_attn_varlen_qkvpacked_func(qkv, lengths[0], 12, *options), expected)
-
-
-@pytest.mark.parametrize(("asked", "expected"), [(False, None), (True, True)])
-def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
-    """False is the default, and leaves it to torch's own setting."""
-    found = []
-
-    def attention(*tensors, **options):
-        found.append(options["deterministic"])
-
-    monkeypatch.setattr("flash_versions.flash_attn.call.attention", attention)
-    q, kv = dense(device)
-    flash_attn_func(q, *kv.unbind(2), deterministic=asked)
-    flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), deterministic=asked)
-    q, kv = packed(device)
-    flash_attn_varlen_func(q, *kv.unbind(1), PACKED, PACKED_K, 12, 14, deterministic=asked)
-    assert found == [expected] * 3
 
 
 def test_dropout_is_drawn_as_by_attention(device):
@@ -271,64 +241,6 @@ def test_each_sequence_by_itself(name, device):
         assert_ok(found)
 
 
-@pytest.mark.parametrize("chunk", [0, 5])
-def test_used_keys_in_pages(chunk, device):
-    """The lengths that cu_seqlens_k gives end them, too, if there."""
-    q, kv = packed(device)
-    cu_q, cu_k = PACKED.to(device), PACKED_K.to(device)
-    used = torch.tensor([11, 6], dtype=torch.int32, device=device)
-    pages = torch.full((5, 8, 2, 2, 16), torch.nan, device=device)
-    pages[3], pages[1, :3], pages[4, :6] = kv[:8], kv[8:11], kv[14:]
-    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
-    options = {"causal": True, "attention_chunk": chunk, "return_attn_probs": True}
-    for bounds, counts in ((None, used), (cu_k, used + torch.tensor([0, 9], device=device))):
-        options |= {"seqused_k": counts, "block_table": table}
-        out, lse, _ = flash_attn_varlen_func(q, *pages.unbind(2), cu_q, bounds, 12, 14, **options)
-        for b, (first, count) in enumerate(zip((0, 14), used.tolist())):
-            i = slice(*cu_q[b : b + 2].tolist())
-            own = [x[None] for x in kv[first : first + count].unbind(1)]
-            seen = seen_of(own[0], q[i][None], chunk)
-            found = compare(out[i][None], q[i][None], *own, **seen, lse=lse[None, :, i])
-            assert_ok(found)
-
-
-# ---- 8-bit inputs ----
-
-
-@pytest.mark.parametrize("name", ["chunks", "used queries", "used keys"])
-def test_8_bits(name, device):
-    """Each sequence by itself: out has the budget of bf16 tensors with the numbers that the 8-bit
-    tensors and their scales encode.
-    """
-    q8, kv8 = (x.to(torch.float8_e4m3fn) for x in packed(device))
-    bounds = PACKED.to(device), PACKED_K.to(device), 12, 14
-    scale = torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device)
-    options, used_q, used_k = {
-        "chunks": ({"attention_chunk": 4}, [9, 12], [14, 6]),
-        "used queries": ({"seqused_q": torch.tensor([5, 12], device=device)}, [5, 12], [14, 6]),
-        "used keys": ({"seqused_k": torch.tensor([11, 5], device=device)}, [9, 12], [11, 5]),
-    }[name]
-    options |= {"causal": True, "return_attn_probs": True} | dict.fromkeys(DESCALES, scale)
-    out, lse, _ = flash_attn_varlen_func(q8, *kv8.unbind(1), *bounds, **options)
-    assert out.dtype == torch.bfloat16
-    rows = rows_of(bounds[0], used_q, 2, 0), rows_of(bounds[1], used_k, 2, 0)
-    for b, (i, j) in enumerate(zip(*rows)):
-        own_q = (q8.float()[i] * scale[b].repeat_interleave(2)[:, None])[None]
-        own = own_q, *((x[j] * scale[b][:, None])[None] for x in kv8.float().unbind(1))
-        seen = seen_of(own[1], own_q, options.get("attention_chunk"))
-        assert assess(out[i][None], None, *(x.bfloat16() for x in own), **seen)["o"].ok
-        found = assess_request({"lse": lse.mT[i].mT[None]}, make_request(*own, **seen))
-        assert found["lse"].ok
-
-
-def test_last_dimension_that_is_not_contiguous(device):
-    q, kv = dense(device)
-    k, v = kv.unbind(2)
-    strided = [x.mT.contiguous().mT for x in (q, k, v)]
-    assert all(x.stride(-1) != 1 for x in strided)
-    assert torch.equal(flash_attn_func(*strided), flash_attn_func(q, k, v))
-
-
 # ---- gradients: one tensor for stacked arguments, with the bits of separate ones ----
 
 STACKED = {  # the functions of stacked and of separate tensors, which tensors, lengths of both
@@ -369,7 +281,6 @@ def test_gradient_of_stacked_tensors(door, device):
 X = torch.ones(1, 2, 2, 16)
 REFUSED = {
     "window: a number": (flash_attn_func, (X, X, X), {"window_size": 5}, "window_size=5 must be"),
-    "softcap below 0": (flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap=-1.0 must be"),
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
     "chunk: below 1": (flash_attn_func, (X, X, X), {"attention_chunk": -4}, "attention_chunk=-4 m"),
     "used queries: packed": (
@@ -377,12 +288,6 @@ REFUSED = {
         (X[0], X, X, None, None, 2, 2),
         {"seqused_q": PACKED[:1]},
         r"q has shape \(2, 2, 16\); with seqused_q and without cu_seqlens_q .*\(batch, length",
-    ),
-    "used queries: padded": (
-        flash_attn_varlen_func,
-        (X, X, X, PACKED, PACKED, 2, 2),
-        {"seqused_q": PACKED[:2]},
-        r"q has shape .* with seqused_q and with cu_seqlens_q it must be \(total",
     ),
     "used keys: shape": (
         flash_attn_varlen_func,

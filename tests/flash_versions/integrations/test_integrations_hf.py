@@ -166,29 +166,6 @@ def test_generate_token_for_token(version, name, cache, padding, device):
     assert torch.equal(model_of(name, f"fv_{version}", device).generate(ids, **options), expected)
 
 
-@pytest.mark.slow
-def test_generate_compiled(device):
-    """With a static cache transformers compiles the decoding step; one graph must do for all."""
-    ids, mask = tokens(device), LEFT.to(device)
-    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
-    expected = model_of("Llama", "eager", device).generate(
-        ids, attention_mask=mask, disable_compile=True, **options
-    )
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    config = transformers.CompileConfig(fullgraph=True, backend=backend, mode=None)
-    config._compile_all_devices = True
-    torch._dynamo.reset()
-    model = model_of("Llama", "fv_fa2", device)
-    found = model.generate(ids, attention_mask=mask, compile_config=config, **options)
-    assert torch.equal(found, expected)
-    assert len(graphs) == 1
-
-
 @pytest.mark.parametrize(("name", "padding"), [("Llama", "none"), ("Mistral", "left")])
 def test_static_cache_filled_piece_by_piece(name, padding, device):
     """No mask at all where there is no padding: the half-filled cache has to say what is there."""
@@ -267,38 +244,6 @@ def test_cross_attention(device):
     assert distance(run("fv_fa2", torch.float32), exact) <= 2 * distance(baseline, exact) + EPS
 
 
-def test_dropout(device):
-    ids = tokens(device)
-    model = model_of("Llama", "fv_fa2", device, attention_dropout=0.5)
-    without = logits_of(model, ids)
-    model.train()
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append(logits_of(model, ids))
-    model.eval()
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2]) and not torch.equal(found[0], without)
-
-
-@pytest.mark.slow
-def test_compiled_model_asserts_what_it_cannot_see(device):
-    if device == "cuda":
-        pytest.skip("a failed assertion on the device ends the process")
-    model, ids = model_of("Llama", "fv_fa2"), tokens("cpu", batch=1)
-    restarting = torch.cat([torch.arange(4), torch.arange(LENGTH - 4)])[None]
-    options = {"position_ids": restarting, "use_cache": False}
-    expected = model(ids, **options).logits
-    bounds = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 4, LENGTH]))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        with pytest.raises(RuntimeError, match="position_ids restart within a row, which a comp"):
-            compiled(ids, **options)
-        found = compiled(ids, **options, **bounds)
-    assert (found.logits - expected).abs().max() <= 8 * EPS * expected.abs().max()
-
-
 def test_register_gives_every_version_a_name():
     assert [f"fv_{name}" for name in ("auto", *VERSIONS, *BASELINES)] == NAMES
     assert hf.register(prefix="ours-")[0] == "ours-auto"
@@ -356,29 +301,6 @@ def test_refused(sentence):
     assert one_chunk == Ragged(LENGTH, LENGTH, causal=True), "one chunk is no pattern"
 
 
-def test_deterministic_is_handed_on(monkeypatch):
-    found = []
-    given = hf.attention
-    monkeypatch.setattr(
-        hf, "attention", lambda *x, **y: found.append(y["deterministic"]) or given(*x, **y)
-    )
-    x = torch.randn(1, 2, 4, 16)
-    for asked in ({}, {"deterministic": False}, {"deterministic": True}):
-        hf.attend(torch.nn.Identity(), x, x, x, None, **asked)
-    assert found == [None, None, True]
-
-
-def test_decoder_as_an_encoder(device):
-    """transformers makes its masks bidirectional for this option."""
-    ids, mask = tokens(device), LEFT.to(device)
-    with torch.no_grad():
-        logits = [
-            logits_of(model_of("Llama", name, device), ids, mask, is_causal=False)
-            for name in ("sdpa", "fv_fa2")
-        ]
-    assert (logits[0] - logits[1]).abs().max() <= 1e-5 * logits[0].abs().max()
-
-
 def test_no_mask_means_what_the_call_or_the_layer_says(device):
     """Vision towers ask for no mask; a window then counts on both sides."""
     q = torch.randn(1, 2, 6, 8, device=device)
@@ -400,17 +322,6 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
     o, _ = hf.attend(layer, q, q, q, None, version="fa2")
     full = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     assert (o.transpose(1, 2) - full).abs().max() < 1e-5
-
-
-def test_packed_keys_have_bounds_of_their_own():
-    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
-    bounds = torch.tensor([0, 1, 4]).int(), torch.tensor([0, 4, 6]).int()
-    seen = Ragged(4, 6, causal=True)
-    given = {"cu_seq_lens_q": bounds[0], "cu_seq_lens_k": bounds[1]}
-    o, _ = hf.attend(torch.nn.Module(), q, k, k, seen, version="fa2", **given)
-    for (a, b), (c, d) in (((0, 1), (0, 4)), ((1, 4), (4, 6))):
-        alone = [x.transpose(1, 2) for x in (q[:, :, a:b], k[:, :, c:d], k[:, :, c:d])]
-        assert torch.equal(o[:, a:b], hf.attention(*alone, causal=True, version="fa2"))
 
 
 def test_the_page_trains_on_packed_documents():

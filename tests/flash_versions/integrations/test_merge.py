@@ -34,13 +34,6 @@ def test_keys_cut_anywhere(cut):
     assert_equals_all_keys(merge_attention_states(o_a, lse_a, o_b, lse_b), q, k, v)
 
 
-def test_packed_sequences():
-    q, k, v = inputs()
-    (o_a, lse_a), (o_b, lse_b) = parts(q[:1], k[:1], v[:1], 0, 3, N)
-    o, lse = merge_attention_states(o_a[0], lse_a[0], o_b[0], lse_b[0])
-    assert_equals_all_keys((o[None], lse[None]), q[:1], k[:1], v[:1])
-
-
 def test_scores_of_any_size():
     """exp(lse) would overflow, or be 0 for both sides."""
     q, k, v = inputs()
@@ -73,19 +66,6 @@ def test_gradients():
     q, k, v = inputs()
     leaves = [x.requires_grad_() for part in parts(q, k, v, 0, 3, N) for x in part]
     assert torch.autograd.gradcheck(merge_attention_states, leaves)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_rounded_once_to_the_dtype_of_o(dtype):
-    q, k, v = inputs()
-    (o_a, lse_a), (o_b, lse_b) = parts(q, k, v, 0, 3, N)
-    o_a, o_b = o_a.to(dtype), o_b.to(dtype)
-    lse_a, lse_b = lse_a.float(), lse_b.float()
-    o, lse = merge_attention_states(o_a, lse_a, o_b, lse_b)
-    assert o.dtype == dtype and lse.dtype == torch.float32
-    exact, _ = merge_attention_states(*(x.double() for x in (o_a, lse_a, o_b, lse_b)))
-    ulp = torch.finfo(dtype).eps * exact.abs().max()
-    assert (o.double() - exact).abs().max() <= 0.51 * ulp
 
 
 o_good, lse_good = torch.ones(2, 5, 4, 8), torch.ones(2, 4, 5)

@@ -135,15 +135,6 @@ def test_products_in_fewer_bits_are_rejected():
     assert not any(accuracy.ok for accuracy in found.values())
 
 
-def test_another_dropout_mask_is_rejected(inputs):
-    request = make_request(*inputs, causal=True, dropout_p=0.3)
-    do = torch.randn_like(inputs[0])
-    given = plain_pytorch(request, do, None)
-    assert all_ok(assess_request(given, request, do))
-    found = assess_request(given, request._replace(dropout_seed=request.dropout_seed + 1), do)
-    assert {name for name, accuracy in found.items() if accuracy.ok} == {"lse"}
-
-
 # ---- compare ----
 
 
@@ -157,17 +148,6 @@ def test_compare_prints_a_verdict_per_tensor(capsys):
     assert [("OVER" in line) for line in lines] == [False, False, False, True, False]
     assert [not accuracy.ok for accuracy in found.values()] == [("OVER" in line) for line in lines]
     assert f"{found['dk'].error:.2e}" in lines[3] and f"{found['dk'].budget:.2e}" in lines[3]
-
-
-def test_compare_takes_packed_sequences():
-    q, k, v, do = (torch.randn(12, 2, 16) for _ in range(4))
-    cu = torch.tensor([0, 5, 12])
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    o, lse = attention_reference(*leaves, cu_seqlens_q=cu)
-    dq, dk, dv = torch.autograd.grad(o, leaves, do)
-    given = {"do": do, "dq": dq, "dk": dk, "dv": dv}
-    assert all_ok(compare(o, q, k, v, lse=lse, cu_seqlens_q=cu, **given))
-    assert not compare(o, q, k, v, cu_seqlens_q=torch.tensor([0, 6, 12]))["o"].ok
 
 
 def test_compare_refuses_what_it_cannot_judge():

@@ -211,18 +211,6 @@ def test_dropout_drops_p_and_leaves_the_lse():
     assert not torch.equal(o, attention_reference(q, k, v, dropout_p=0.4)[0])  # another seed
 
 
-def test_dropout_counts_in_the_sequence():
-    """A packed sequence draws at its own positions, but for its place in the batch."""
-    q, k, v = (x[0] for x in inputs(6, 6, heads=2, kv_heads=2))
-    options = {"cu_seqlens_q": torch.tensor([0, 2, 6]), "dropout_p": 0.5}
-    torch.manual_seed(3)
-    o, _ = attention_reference(q, k, v, **options)
-    torch.manual_seed(3)
-    keep = dropout_keep(make_request(q, k, v, **options), 1, 1, 4, 4)[0]
-    p = torch.einsum("mhd,nhd->hmn", q[2:], k[2:]).mul(6**-0.5).softmax(-1) * keep / 0.5
-    same(o[2:], torch.einsum("hmn,nhd->mhd", p, v[2:]))
-
-
 # ---- gradients ----
 
 FEATURES = {
@@ -277,13 +265,6 @@ def test_sdpa_means_the_same(name):
         same(x, y)
 
 
-SDPA_REFUSES = {
-    "softcap": 1.0, "alibi_slopes": torch.ones(4), "sink": torch.ones(4), "dropout_p": 0.1,
-    "kv_starts": torch.tensor([0, 1]), "query_starts": torch.zeros(9).int(), "return_lse": True,
-    "num_splits": 2, "cu_seqlens_q": torch.tensor([0, 7]),
-}  # fmt: skip
-
-
 def test_fp8_rounds_the_inputs_and_p_and_nothing_else():
     """In single numbers: one query, two keys whose scores differ by ln 3, values 1 and 0. P is 1
     and 1/3, times 2^8 256 and 85.33, which e4m3 rounds to 88.
@@ -301,11 +282,3 @@ def test_fp8_rounds_the_inputs_and_p_and_nothing_else():
         torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3)))
     _, lse = attention_reference(q, k, v, sink=sink, **options)
     torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3 + math.exp(sink))))
-
-
-@pytest.mark.parametrize("name", SDPA_REFUSES)
-def test_sdpa_names_what_it_cannot_do(name):
-    given = [x[0] for x in inputs(7, 7)] if name == "cu_seqlens_q" else inputs()
-    sentence = SDPA.unsupported(make_request(*given, **{name: SDPA_REFUSES[name]}))
-    assert sentence is not None and sentence.startswith("version 'sdpa': ")
-    assert ("the LSE" if name == "return_lse" else name) in sentence

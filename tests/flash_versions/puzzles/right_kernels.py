@@ -6,24 +6,6 @@ Each is the solution with changes (changes.py), and compiles for sm_90.
 from tests.flash_versions.puzzles.changes import File
 from tests.flash_versions.puzzles.changes import file as right
 
-# The loop of FlashAttention 2 as several puzzles have it, and what is put in its place.
-LOOP = "    for start in range(0, keys, BLOCK):\n        key = start + tl.arange(0, BLOCK)\n"
-BACKWARDS = """    for step in range(tl.cdiv(keys, BLOCK)):
-        key = (tl.cdiv(keys, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
-"""
-COUNT_DOWN = """    for block in range(tl.cdiv(keys, BLOCK) - 1, -1, -1):
-        key = block * BLOCK + tl.arange(0, BLOCK)
-"""
-UPDATE_L = "        l = alpha * l + tl.sum(p, 1)\n"
-UPDATE_ACC = "acc = acc * alpha[:, None] + tl.dot(p.to(v_tile.dtype), v_tile)"
-LSE = "(m + tl.log2(l)) / 1.4426950408889634"
-NO_OTHER = ("mask=there, other=0.0", "mask=there")
-NATURAL = (
-    ("exp2", "exp"),
-    (LSE, "m + tl.log(l)"),
-    ("LOG2_E * ", ""),
-)  # powers of e instead of powers of 2
-
 RIGHT: dict[str, list[File]] = {
     "copy": [
         right("programs that go on to further blocks", ("(triton.cdiv(len(x), 16),)", "(2,)"), (0, """
@@ -315,148 +297,23 @@ def updated(state, s, v_tile):
         right("tl.range with stages, the mask added", ("range(0, keys, BLOCK)", "tl.range(0, keys, BLOCK, num_stages=2)"), ("s = tl.where((key < keys)[None, :], s, float(\"-inf\"))", "s = s + tl.where(key < keys, 0.0, float(\"-inf\"))[None, :]")),
     ],
     "fa2": [
-        right("the product adds to acc itself", (UPDATE_ACC, "acc = tl.dot(p.to(v_tile.dtype), v_tile, acc=acc * alpha[:, None])")),
-        right("from the last block to the first", (LOOP, BACKWARDS)),
-        right("a loop that counts down", (LOOP, COUNT_DOWN)),
-        right("a while loop", ("    for start in range(0, keys, BLOCK):\n", "    start = 0\n    while start < keys:\n"), ("        m = new_m\n", "        m = new_m\n        start += BLOCK\n")),
-        right("products in fp32, LSE by a natural logarithm", ("p.to(v_tile.dtype), v_tile", "p, v_tile.to(tl.float32)"), (LSE, "m * 0.6931471805599453 + tl.log(l)")),
-        right("scaled after the maximum, one multiplication by 1 / l", ("        s = tl.dot(q_tile, k_tile.T) * scale_log2\n", "        s = tl.dot(q_tile, k_tile.T)\n"),
-            ("tl.max(s, 1))", "tl.max(s, 1) * scale_log2)"), ("tl.exp2(s - new_m[:, None])", "tl.exp2(s * scale_log2 - new_m[:, None])"), ("acc / l[:, None]", "acc * (1.0 / l)[:, None]")),
-        right("tensor descriptors made by the host", "from triton.tools.tensor_descriptor import TensorDescriptor", ("    scale_log2 =", "    q_box, k_box, v_box = (TensorDescriptor(x, list(x.shape), list(x.stride()), [16, x.shape[1]]) for x in (q, k, v))\n    scale_log2 ="), ("[grid](q, k, v, o", "[grid](q_box, k_box, v_box, o"),
-            ("tl.load(q + row[:, None] * D + dim[None, :], mask=(row < queries)[:, None], other=0.0)", "q.load([tl.program_id(0) * BLOCK, 0])"),
-            ("tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k.load([start, 0])"), ("tl.load(v + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "v.load([start, 0])"), ("        there = (key < keys)[:, None]\n", "")),
-        right("a function that returns a tuple, constants of the module", ("/ 1.4426950408889634", "/ LOG2E"), (0, "m, l, acc = attend(q_tile, k_tile, v_tile, key < keys, m, l, acc, scale_log2)"), '''
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def attend(q_tile, k_tile, v_tile, there, m, l, acc, scale_log2):
-    s = tl.where(there[None, :], tl.dot(q_tile, k_tile.T) * scale_log2, -float("inf"))
-    new_m = tl.maximum(m, tl.max(s, 1))
-    p = tl.math.exp2(s - new_m[:, None])
-    alpha = tl.math.exp2(m - new_m)
-    return new_m, tl.fma(alpha, l, tl.sum(p, 1)), acc * alpha[:, None] + tl.dot(p.to(v_tile.dtype), v_tile)
-'''),
+        right("powers of e, and alpha at the end", ("p = tl.exp2(s * scale_log2 - pivot[:, None])", "p = tl.exp(s * (scale_log2 / LOG2E) - pivot[:, None] / LOG2E)"),
+            ("acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=\"ieee\")", "acc = acc * alpha[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision=\"ieee\")")),
+        right("k is loaded transposed", ("k_tile = load_rows(k, k_pos, DIM, MASKED)", "k_tile = tl.trans(load_rows(k, k_pos, DIM, True))"), ("k_tile.T", "k_tile")),
     ],
     "causal": [
-        right("a mask from a function, exact products, hints for the compiler", ("        s = tl.dot(q_tile, k_tile.T)", "        start = tl.multiple_of(start, BLOCK)\n        tl.static_assert(D >= 16)\n        tl.assume(keys > 0)\n        s = tl.dot(q_tile, k_tile.T, input_precision=\"ieee\", out_dtype=tl.float32)"), ("tl.where(seen & (key < keys)[None, :], s,", "tl.where(sees(row[:, None], key[None, :], queries, keys), s,"), '''
-@triton.jit
-def sees(i, j, queries, keys):
-    return (j < keys) & (i + keys >= j + queries)
-'''),
-        right("a mask without the end of the keys, which it implies", ("seen & (key < keys)[None, :]", "seen")),
-        right("powers of e", *NATURAL),
-        right("from the last block to the first", ("    for start in range(0, end, BLOCK):\n", "    for step in range(0, tl.cdiv(end, BLOCK)):\n        start = (tl.cdiv(end, BLOCK) - 1 - step) * BLOCK\n")),
-        right("a large finite number instead of -inf, p set to 0", ("tl.full((BLOCK,), float(\"-inf\"), tl.float32)", "tl.full((BLOCK,), -1e30, tl.float32)"), (1, """
-            seen = (row[:, None] - key[None, :] >= queries - keys) & (key[None, :] < keys)
-            new_m = tl.maximum(m, tl.max(tl.where(seen, s, -1e30), 1))
-            p = tl.where(seen, tl.exp2(s - new_m[:, None]), 0.0)
-            alpha = tl.exp2(m - new_m)
-        """)),
-        right("undefined numbers in q and k that the mask hides", ("k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there)")),
-        right("masked only in blocks that are cut", (1, """
-            if start + BLOCK > tl.program_id(0) * BLOCK + keys - queries:
-                s += tl.where(key[None, :] > row[:, None] + (keys - queries), float("-inf"), 0.0)
-            new_m = tl.maximum(m, tl.max(s, 1))
-            pivot = tl.maximum(new_m, -1e38)
-            p = tl.exp2(s - pivot[:, None])
-            alpha = tl.exp2(m - pivot)
-        """)),
+        right("an offset between the ends, bounds by comparison", (
+            "    last_key = tl.minimum(row + offset, kv_length - 1)\n", "    last_key = tl.where(row + offset < kv_length, row + offset, kv_length - 1)\n"),
+            ("tl.cdiv(tl.minimum(tile * BLOCK_Q + BLOCK_Q + offset, kv_length), BLOCK_KV)", "(tl.minimum((tile + 1) * BLOCK_Q + offset, kv_length) + BLOCK_KV - 1) // BLOCK_KV")),
+        right("no block is taken for whole", ("tl.maximum(tl.minimum(tile * BLOCK_Q + offset + 1, kv_length), 0) // BLOCK_KV", "end * 0")),
     ],
     "heads": [
-        right("heads first in the grid", ("tl.program_id(0) * BLOCK", "tl.program_id(1) * BLOCK"), ("head = tl.program_id(1)", "head = tl.program_id(0)"), (2, "grid = (q.shape[1], triton.cdiv(q.shape[0], 16))")),
-        right("a grid of one axis", ("    row = tl.program_id(0) * BLOCK", "    tiles = tl.cdiv(queries, BLOCK)\n    row = tl.program_id(0) % tiles * BLOCK"), ("head = tl.program_id(1)", "head = tl.program_id(0) // tiles"), (2, "grid = (triton.cdiv(q.shape[0], 16) * q.shape[1],)")),
-        right("offsets of 64 bits, no pointer changes", (0, """
-            q_at = head.to(tl.int64) * q_head
-            o_at = head.to(tl.int64) * o_head
-            key_head = (head // group).to(tl.int64)
-        """), (1, """
-            k_tile = tl.load(k + (key_head * k_head + key[:, None] * k_row + dim[None, :]), mask=there, other=0.0)
-            v_tile = tl.load(v + (key_head * v_head + key[:, None] * v_row + dim[None, :]), mask=there, other=0.0)
-        """), ("q + row[:, None]", "q + q_at + row[:, None]"), ("o + row[:, None]", "o + o_at + row[:, None]")),
-        right("key heads counted by their number", ("head // group", "head * group // tl.num_programs(1)"), ("group = q.shape[1] // k.shape[1]\n    scale", "group = k.shape[1]\n    scale")),
-        right("the queries of a group of heads in one tile", ("    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    head = tl.program_id(1)\n", "    packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    row = packed // group\n    head = tl.program_id(1) * group + packed % group\n"), (0, """
-            q += head[:, None] * q_head
-            o += head[:, None] * o_head
-            k += tl.program_id(1) * k_head
-            v += tl.program_id(1) * v_head
-        """), (2, "grid = (triton.cdiv(q.shape[0] * group, 16), k.shape[1])")),
-        right("block pointers with strides, from the last block to the first", (LOOP, COUNT_DOWN), (1, """
-            k_block = tl.make_block_ptr(k, (keys, D), (k_row, 1), (block * BLOCK, 0), (BLOCK, D), (1, 0))
-            k_tile = tl.load(k_block, boundary_check=(0,), padding_option="zero")
-            v_tile = tl.load(v + key[:, None] * v_row + dim[None, :], mask=there, other=0.0)
-        """)),
-    ],
-    "split_keys": [
-        right("a loop over the number of blocks", ("    for start in range(first, end, BLOCK):\n        key = start +", "    for block in range(tl.cdiv(end - first, BLOCK)):\n        key = first + block * BLOCK +")),
-        right("the size of a part computed in the kernel", (0, """
-            first = split * (tl.cdiv(tl.cdiv(keys, BLOCK), tl.num_programs(0)) * BLOCK)
-            end = first + tl.cdiv(tl.cdiv(keys, BLOCK), tl.num_programs(0)) * BLOCK
-            end = keys if end > keys else end
-        """)),
-        right("powers of e, another guard", *NATURAL, ("tl.where(l == 0.0, 1.0, l)", "tl.maximum(l, 1e-30)")),
-        right("pointers to the part's keys and results", (0, """
-            k += split * size * D
-            v += split * size * D
-            o += split * queries * D
-            lse += split * queries
-            keys -= split * size
-            first = 0
-            end = tl.minimum(keys, size)
-        """), ("part = split * queries + row", "part = row")),
-        right("an early return of empty parts", (0, """
-            first = split * size
-            end = tl.minimum(keys, first + size)
-            if first >= keys:
-                tl.store(o + (split * queries + row)[:, None] * D + dim[None, :], acc, mask=(row < queries)[:, None])
-                tl.store(lse + split * queries + row, m, mask=row < queries)
-                return
-        """), ("tl.where(l == 0.0, 1.0, l)", "l")),
+        right("indices of 64 bits from the start", ("    start = x + sequence.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2]\n    return start, strides[1], length",
+            "    x += sequence.to(tl.int64) * strides[0]\n    return x + tl.cast(head, tl.int64) * strides[2], strides[1], length")),
     ],
     "combine": [
-        right("a loop over the parts, scalars", (0, """
-            m = float("-inf")
-            l = 0.0
-            acc = tl.zeros((D,), tl.float32)
-            for i in range(splits):
-                each = tl.load(lses + i * queries + row)
-                if each > float("-inf"):
-                    new_m = tl.maximum(m, each)
-                    alpha = tl.exp(m - new_m)
-                    weight = tl.exp(each - new_m)
-                    acc = acc * alpha + weight * tl.load(parts + (i * queries + row) * D + dim)
-                    l = l * alpha + weight
-                    m = new_m
-            if l > 0.0:
-                acc = acc / l
-            tl.store(o + row * D + dim, acc)
-            tl.store(lse + row, m + tl.log(l))
-        """)),
-        right("powers of 2, divided at the end", (0, """
-            there = split < splits
-            each = tl.load(lses + split * queries + row, mask=there, other=float("-inf")) * 1.4426950408889634
-            largest = tl.maximum(tl.max(each), -1e30)
-            weight = tl.exp2(each - largest)
-            total = tl.sum(weight)
-            address = (split[:, None] * queries + row) * D + dim[None, :]
-            tile = tl.load(parts + address, mask=weight[:, None] > 0, other=0.0)
-            tl.store(o + row * D + dim, tl.sum(weight[:, None] * tile, axis=0) / tl.maximum(total, 1e-30))
-            tl.store(lse + row, (largest + tl.log2(total)) / 1.4426950408889634)
-        """)),
-        right("where hides NaN and what is undefined", (0, """
-            there = split < splits
-            each = tl.load(lses + split * queries + row, mask=there)
-            each = tl.where(there, each, float("-inf"))
-            largest = tl.max(each, 0)
-            pivot = tl.where(largest > float("-inf"), largest, 0.0)
-            weight = tl.exp(each - pivot)
-            total = tl.sum(weight, 0)
-            address = (split * queries + row)[:, None] * D + dim[None, :]
-            tile = tl.load(parts + address, mask=there[:, None])
-            tile = tl.where((weight > 0.0)[:, None], tile * weight[:, None], 0.0)
-            tl.store(o + row * D + dim, tl.sum(tile, 0) / tl.where(total > 0.0, total, 1.0))
-            tl.store(lse + row, pivot + tl.log(total))
-        """)),
+        right("parts that weigh nothing are not loaded", ("    part = load_rows((parts + row * DIM, rows * DIM, splits), split, DIM)\n", ""),
+            ("    total = tl.sum", "    address = ((split * rows + row) * DIM)[:, None] + tl.arange(0, DIM)[None, :]\n    part = tl.load(parts + address, mask=(weight > 0.0)[:, None], other=0.0)\n    total = tl.sum")),
     ],
     "delta": [
         right("a kernel that a function makes", '''
@@ -495,66 +352,12 @@ def delta_kernel(o, do, delta, queries, D: tl.constexpr, BLOCK: tl.constexpr):
 ''', ("(triton.cdiv(o.shape[0], 16),)", "(len(o),)"), ("torch.empty(o.shape[0], dtype=torch.float32)", "o.new_empty((o.size(0),), dtype=torch.float32)")),
     ],
     "dk_dv": [
-        right("an aggregate of the two sums", "from flash_versions.versions.tiles.triton_compat import aggregate", ("    for start in", "    sums = Sums(dk_tile, dv_tile)\n    for start in"), ("        dv_tile += tl.dot(p.T, do_tile)\n", ""), ("        dk_tile += tl.dot(ds.T, q_tile)\n", "        sums = sums.plus(p, ds, q_tile, do_tile)\n"), ("dk_tile * scale", "sums.dk * scale"), ("dim[None, :], dv_tile,", "dim[None, :], sums.dv,"), '''
-@aggregate
-class Sums:
-    dk: tl.tensor
-    dv: tl.tensor
-
-    @triton.jit
-    def plus(self, p, ds, q_tile, do_tile):
-        return Sums(self.dk + tl.dot(ds.T, q_tile), self.dv + tl.dot(p.T, do_tile))
-'''),
-        right("another number for an LSE that does not exist", ("other=float(\"inf\")", "other=0.0")),
-        right("scores transposed from the beginning", (0, """
-            q_tile = tl.load(q + row[:, None] * D + dim[None, :], mask=here[:, None], other=0.0)
-            do_tile = tl.load(do + row[:, None] * D + dim[None, :], mask=here[:, None], other=0.0)
-            row_lse = tl.load(lse + row, mask=here, other=0.0)
-            row_delta = tl.load(delta + row, mask=here, other=0.0)
-            p = tl.exp(tl.dot(k_tile, tl.trans(q_tile)) * scale - row_lse[None, :])
-            dv_tile = tl.dot(p, do_tile, dv_tile)
-            ds = p * (tl.dot(v_tile, tl.trans(do_tile)) - row_delta[None, :])
-            dk_tile = tl.dot(ds, q_tile, dk_tile)
-        """)),
-        right("powers of 2", ("tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None])", "tl.exp2((tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None]) * 1.4426950408889634)")),
-        right("the scale in dS, from the last queries to the first", ("range(0, queries, BLOCK)", "range((queries - 1) // BLOCK * BLOCK, -1, -BLOCK)"), ("ds = p * (", "ds = scale * p * ("), ("dk_tile * scale", "dk_tile")),
-        right("undefined LSE and delta, hidden by where", ("row_lse = tl.load(lse + row, mask=here, other=float(\"inf\"))", "row_lse = tl.load(lse + row, mask=here)"), ("row_delta = tl.load(delta + row, mask=here, other=0.0)", "row_delta = tl.load(delta + row, mask=here)"),
-            ("        p = tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None])", "        p = tl.where(here[:, None], tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None]), 0.0)"),
-            ("ds = p * (tl.dot(do_tile, v_tile.T) - row_delta[:, None])", "ds = tl.where(here[:, None], p * (tl.dot(do_tile, v_tile.T) - row_delta[:, None]), 0.0)")),
-    ],
-    "dq": [
-        right("the scale in dS, powers of 2", ("ds = p * (", "ds = scale * p * ("), ("dq_tile * scale", "dq_tile"), ("tl.exp(tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None])", "tl.exp2((tl.dot(q_tile, k_tile.T) * scale - row_lse[:, None]) * 1.4426950408889634)")),
-        right("dQ in two sums", ("    dq_tile = tl.zeros((BLOCK, D), tl.float32)\n", "    first = tl.zeros((BLOCK, D), tl.float32)\n    second = tl.zeros((BLOCK, D), tl.float32)\n"),
-            ("        ds = p * (tl.dot(do_tile, v_tile.T) - row_delta[:, None])\n        dq_tile += tl.dot(ds, k_tile)\n", "        first = tl.dot(p * tl.dot(do_tile, v_tile.T), k_tile, first)\n        second = tl.dot(p, k_tile, second)\n"),
-            ("dq_tile * scale", "(first - row_delta[:, None] * second) * scale")),
-        right("k is loaded transposed, where instead of other", ("        k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)\n", "        k_t = tl.load(k + key[None, :] * D + dim[:, None], mask=(key < keys)[None, :])\n        k_t = tl.where((key < keys)[None, :], k_t, 0.0)\n"), ("k_tile.T", "k_t"), ("tl.dot(ds, k_tile)", "tl.dot(ds, k_t.T)")),
-        right("a helper that loads, from the last block to the first", (LOOP, BACKWARDS), ("tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "rows_of(k, key, keys, D)"), ("tl.load(v + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "rows_of(v, key, keys, D)"), '''
-@triton.jit
-def rows_of(x, row, rows, D: tl.constexpr):
-    return tl.load(x + (row * D)[:, None] + tl.arange(0, D), mask=row[:, None] < rows, other=0)
-'''),
+        right("scores (queries, keys), turned", ("s = tl.dot(k_tile, q_tile.T, input_precision=\"ieee\")", "s = tl.dot(q_tile, k_tile.T, input_precision=\"ieee\").T"),
+            ("tl.exp2(s * (scale * LOG2E) - row_lse * LOG2E)", "tl.exp(s * scale - row_lse)")),
     ],
     "backward": [
-        right("chosen once, after the exponential", (0, """
-            s = tl.dot(q_tile, k_tile.T) * scale
-            return tl.where(seen, tl.exp(s - row_lse[:, None]), 0.0)
-        """)),
-        right("query tiles that begin with the first query that sees a key", ("begin = first // BLOCK * BLOCK", "begin = first")),
-        right("dQ before dK and dV, powers of 2", (0, """
-            s = tl.dot(q_tile, k_tile.T) * (scale * 1.4426950408889634) - (row_lse * 1.4426950408889634)[:, None]
-            s = tl.where(seen, s, float("-inf"))
-            return tl.exp2(s)
-        """), ("    dk_dv_kernel[of_keys](q, k, v, do, lse, delta, dk, dv, queries, keys, scale, **sizes)\n    dq_kernel[of_queries](q, k, v, do, lse, delta, dq, queries, keys, scale, **sizes)\n", "    dq_kernel[of_queries](q, k, v, do, lse, delta, dq, queries, keys, scale, **sizes)\n    dk_dv_kernel[of_keys](q, k, v, do, lse, delta, dk, dv, queries, keys, scale, **sizes)\n")),
-        right("other bounds, another LSE in the place of -inf", (0, """
-            safe = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
-            s = tl.dot(q_tile, k_tile.T) * scale - safe[:, None]
-            return tl.exp(tl.where(seen, s, float("-inf")))
-        """), (1, """
-            hidden = keys - queries
-            begin = tl.maximum(0, (tl.program_id(0) * BLOCK - hidden) // BLOCK * BLOCK)
-            if tl.program_id(0) * BLOCK < hidden:
-                begin = 0
-        """), (2, "end = tl.minimum(keys, tl.program_id(0) * BLOCK + BLOCK - queries + keys)")),
+        right("delta by einsum, the mask by comparison", ("(o.float() * do.float()).sum(3).transpose(1, 2)", "torch.einsum(\"bmhd,bmhd->bhm\", o.float(), do.float())"),
+            ("tl.maximum(tile * BLOCK_KV - offset, 0) // BLOCK_Q", "tl.where(tile * BLOCK_KV > offset, tile * BLOCK_KV - offset, 0) // BLOCK_Q")),
     ],
     "ring": [
         right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2]", "[3]"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),
@@ -622,58 +425,7 @@ def ring_kernel(x, y, tiles):
         """), ("    row = CONSUMER * 64", "    acc = warpgroup_mma_wait(0, deps=[acc])\n    row = CONSUMER * 64"), "from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init"),
     ],
     "overlap": [
-        right("three slots of K and of V", ("make_pipeline(k, 2, 1)", "make_pipeline(k, 3, 1)"), ("make_pipeline(v, 2, 1)", "make_pipeline(v, 3, 1)")),
-        right("P V is issued first", (0, """
-            v_ring.wait(before)
-            acc_token = multiply_pv(p, v_ring.tile(before), acc)
-            k_ring.wait(stage)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            acc = warpgroup_mma_wait(1, deps=[acc_token])
-            v_ring.release(before)
-            s = warpgroup_mma_wait(0, deps=[s_token])
-            k_ring.release(stage)
-            p = rounded(s * s * (1 / 4096), v_ring.tile(stage), acc)
-        """)),
-        right("both products are waited for at once", (0, """
-            k_ring.wait(stage)
-            v_ring.wait(before)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            acc_token = multiply_pv(p, v_ring.tile(before), acc)
-            s, acc = warpgroup_mma_wait(0, deps=[s_token, acc_token])
-            v_ring.release(before)
-            k_ring.release(stage)
-            s = s * 0.015625
-            p = rounded(s * s, v_ring.tile(before), acc)
-        """)),
-    ],
-    "ping_pong": [
-        right("barriers by their numbers", "from flash_versions.versions.tiles.pipeline import announce, meet", (0, """
-            if CONSUMER > 0:
-                announce(12, 256)
-        """), (1, """
-            meet(12 + CONSUMER, 256)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            announce(13 - CONSUMER, 256)
-        """)),
-        right("no first turn is given, and no last one", (0, "start = 0"), ("for _ in range(blocks):\n        k_ring.wait(stage)", "for i in range(blocks):\n        k_ring.wait(stage)"), (1, """
-            if CONSUMER == 1:
-                named_barrier_sync(CONSUMER)
-            else:
-                if i > start:
-                    named_barrier_sync(CONSUMER)
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            if CONSUMER == 0:
-                named_barrier_arrive(CONSUMER, 2)
-            else:
-                if i < blocks - 1:
-                    named_barrier_arrive(CONSUMER, 2)
-        """)),
-        right("mbarriers instead of named ones", "from triton.experimental.gluon.language.nvidia.hopper import mbarrier", "from flash_versions.versions.tiles.pipeline import make_barriers", ("(o, q_ring, k_ring, blocks,", "(o, turns, q_ring, k_ring, blocks,"),
-            ("    fence_async_shared()\n", "    turns = make_barriers(2, 1)\n    fence_async_shared()\n"), ("    for _ in range(blocks):\n        k_ring.wait(stage)", "    for i in range(blocks):\n        k_ring.wait(stage)"), (0, "pass"), (1, """
-            mbarrier.wait(turns.index(CONSUMER), (i & 1) ^ (1 - CONSUMER))
-            s_token = multiply_qk(q_tile, k_ring.tile(stage))
-            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
-        """)),
+        right("V is waited for first", ("    rings.v.wait(before)\n", ""), ("    rings.k.wait(stage)\n    pipe", "    rings.v.wait(before)\n    rings.k.wait(stage)\n    pipe")),
     ],
     "rescale": [
         right("no branch: the new maximum is chosen", (0, """
@@ -699,10 +451,6 @@ def ring_kernel(x, y, tiles):
         right("the number of rescales as an integer", ("rescales = 0.0", "rescales = 0"), ("rescales += 1.0", "rescales += 1"), ("gl.store(count, rescales)", "gl.store(count, rescales.to(gl.float32))")),
     ],
     "fa3": [
-        right("rings of three slots, V is filled first", ("make_pipeline(k, 2, 2)", "make_pipeline(k, 3, 2)"), ("make_pipeline(v, 2, 2)", "make_pipeline(v, 3, 2)"), ("        k_ring.fill(stage, k, [i * 64, 0])\n        v_ring.fill(stage, v, [i * 64, 0])\n", "        v_ring.fill(stage, v, [i * 64, 0])\n        k_ring.fill(stage, k, [i * 64, 0])\n")),
-        right("powers of e", ("gl.exp2", "gl.exp"), ("LOG2_E / 8", "1 / 8")),
-        right("masked only in blocks that are cut", ("        s = gl.where(key[None, :] <= row[:, None], s * scale_log2, float(\"-inf\"))\n", "        s = s * scale_log2\n        if (i + 1) * 64 > gl.program_id(0) * 128 + CONSUMER * 64:\n            s = gl.where(key[None, :] <= row[:, None], s, float(\"-inf\"))\n")),
-        right("from the last block to the first", ("[i * 64, 0]", "[(blocks_of(length) - 1 - i) * 64, 0]"), ("key = i * 64 + column", "key = (blocks_of(length) - 1 - i) * 64 + column"), ("gl.full([64], float(\"-inf\"), gl.float32, rows)", "gl.full([64], -1e30, gl.float32, rows)")),
-        right("K and V in one ring", ("make_pipeline(k, 2, 2)", "make_pipeline(k, 4, 2)"), ("    v_ring = make_pipeline(v, 2, 2)\n", ""), ("q_ring, k_ring, v_ring, length", "q_ring, ring, length"), ("k_ring", "ring"), ("v_ring", "ring"), ("        ring.fill(stage, v", "        stage = stage.next()\n        ring.fill(stage, v"), ("        ring.release(stage)\n        key", "        ring.release(stage)\n        stage = stage.next()\n        key")),
+        right("a loop that counts up", ("    for block in range(tile.end - 1, -1, -1):\n", "    for i in range(tile.end):\n        block = tile.end - 1 - i\n")),
     ],
 }  # fmt: skip

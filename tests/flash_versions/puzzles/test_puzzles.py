@@ -1,15 +1,12 @@
 """The puzzles: solutions are right, mistakes get the right sentence, and a person's path."""
 
-import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from flash_versions import attention_reference
 from flash_versions.puzzles import command
 from flash_versions.puzzles.check import check
 from flash_versions.puzzles.puzzle import PUZZLES
@@ -23,9 +20,9 @@ NAMED = 0.9  # of the wrong solutions: how many get a sentence that names the ca
 
 
 def some(kernels):
-    """Of each puzzle the first, and every fourth; the rest is slow."""
+    """Of each puzzle the first and the third; the rest is slow."""
     return [
-        pytest.param(name, i, id=f"{name}-{i}", marks=[pytest.mark.slow] if i % 4 else [])
+        pytest.param(name, i, id=f"{name}-{i}", marks=[pytest.mark.slow] if i % 2 else [])
         for name, found in kernels.items()
         for i in range(len(found))
     ]
@@ -92,9 +89,9 @@ def test_a_wrong_solution_is_explained(name, tmp_path, no_compiler):
 
 
 def test_a_forgotten_return_is_named(tmp_path):
-    text = PUZZLES["fa2"].solution.replace("    return o, lse\n", "")
-    said = check(PUZZLES["fa2"], write(tmp_path, "fa2", text))
-    assert said and "fa2 returned None; it should return o, lse" in said
+    text = PUZZLES["fa1"].solution.replace("    return o\n", "")
+    said = check(PUZZLES["fa1"], write(tmp_path, "fa1", text))
+    assert said and "fa1 returned None; it should return o" in said
 
 
 def test_the_compiler_has_the_last_word(tmp_path):
@@ -215,22 +212,3 @@ def test_damaged_progress_is_named(own_folder, capsys):
 )
 def test_what_is_no_solution_gets_a_sentence(text, said, tmp_path):
     assert said in check(PUZZLES["copy"], write(tmp_path, "copy", text))
-
-
-@pytest.mark.parametrize("name", ["dk_dv", "dq", "backward"])
-def test_gradients_asked_for_are_those_of_autograd(name):
-    """Of `spec`, which is what the checks compare with."""
-    module = importlib.import_module(f"flash_versions.puzzles.backward.{name}")
-    torch.manual_seed(0)
-    for inputs in module.cases().values():
-        exact = [x.double() for x in inputs]
-        q, k, v, do = exact[:3] + exact[5 if name == "backward" else 3 :][:1]
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        o, _ = attention_reference(*(x[None, :, None] for x in leaves), causal=name == "backward")
-        truth = torch.autograd.grad(o[0, :, 0], leaves, do)
-        found = module.spec(*exact)
-        found = found if isinstance(found, tuple) else (found,)
-        for result, gradient in zip(module.RESULTS, found):
-            # The cases' lse, delta and o are rounded to fp32; all else here is fp64.
-            right = truth[("dq", "dk", "dv").index(result)]
-            torch.testing.assert_close(gradient, right, rtol=1e-5, atol=1e-5)

@@ -4,11 +4,8 @@ What is measured is faked; that real numbers come out is tested on a GPU, at the
 """
 
 import json
-import os
 import sys
-import threading
 import types
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,7 +28,7 @@ def laboratory(monkeypatch, tmp_path):
     state.path = tmp_path / "new" / "results.json"
     state.mark = bench.Mark(tmp_path / "running")
 
-    def fake_measure(suite, shape, rounds, mark, lost, telemetry):
+    def fake_measure(suite, shape, rounds, mark, lost):
         if state.stop_after is not None and len(state.measured) >= state.stop_after:
             raise KeyboardInterrupt
         state.measured.append((suite, shape.N))
@@ -53,7 +50,6 @@ def laboratory(monkeypatch, tmp_path):
     for room, name, fake in (
         (bench, "SUITES", {"table": SHAPES, "seeds": SHAPES[:1]}),
         (bench, "measure", fake_measure),
-        (bench, "Telemetry", nullcontext),
         (bench, "copy_bandwidth", lambda rounds: 4.0),
         (bench, "competitors", competing),
         (document, "machine", lambda device: {"gpu": "invented"}),
@@ -81,22 +77,6 @@ def test_a_stopped_run_goes_on(laboratory):
     laboratory.names.append("c")  # a new competitor: its shapes are measured again
     rows = laboratory.run("table")["rows"]
     assert [row["version"] for row in rows[:9]] == ["a", "b", "c"] * 3
-
-
-def test_only_a_file_is_set_aside(tmp_path):
-    """Of a link, the file that it leads to; a pipe is neither read nor moved."""
-    (tmp_path / "real.json").write_text("{}")
-    link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
-    link.symlink_to("real.json")
-    os.mkfifo(pipe)
-    threading.Thread(target=lambda: pipe.write_text("{}"), daemon=True).start()
-    new = dict.fromkeys(bench.IDENTITY, "new")
-    for path in (link, pipe):
-        assert bench.continued(path, new) is new
-        bench.set_aside(path, "--fresh")
-    assert link.is_symlink() and pipe.read_text() == "{}"
-    assert (tmp_path / "real.previous.json").read_text() == "{}"
-    assert len(os.listdir(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("changed", ["commit", "source", "machine", "rounds"])

@@ -20,37 +20,6 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="fakes a GPU where
 # Who competes.
 
 
-def names_of(suite, shape=SMALL):
-    """The competitors of a shape, by name."""
-    found = [*suites.competitors(suite, shape)]
-    named = {one.name: one for one in found}
-    assert len(named) == len(found)
-    return named
-
-
-def test_every_version_and_installed_peer_competes(monkeypatch):
-    for suite in suites.SUITES:
-        found = names_of(suite, suites.SUITES[suite][0])
-        assert "cudnn" in found or suite in ("ablation fp8", "quantize")
-        if suite in ("table", "seeds", "backward", "decode", "quick"):
-            assert {*VERSIONS, "torch fa2", "plain"} <= {*found} and "cudnn fp8" not in found
-    assert names_of("backward")["fa3 deterministic"].function.keywords["deterministic"]
-    decode = names_of("decode")
-    names = [*decode]
-    assert names.index("fa2 unsplit") == names.index("fa2") - 1
-    assert decode["fa2 unsplit"].function.keywords["num_splits"] == 1
-    assert sum("unsplit" in name for name in decode) == 1
-    installed = replace(peers.PEERS["cudnn fp8"], installed=lambda: True)
-    monkeypatch.setitem(peers.PEERS, "cudnn fp8", installed)
-    assert "cudnn fp8" not in names_of("table")
-    able = [name for name, version in VERSIONS.items() if version.forward_quantized is not None]
-    expected = [f"{v}{x}" for v in able for x in ("", " fp8 head", " fp8 block")]
-    found = names_of("fp8")
-    assert able and [*found] == [*expected, "cudnn", "cudnn fp8"]
-    row = found[f"{able[0]} fp8 head"].row("fp8", SMALL)
-    assert (row["of"], row["variant"], row["precision"]) == (able[0], "fp8 head", "fp8")
-
-
 def test_operations_and_bytes():
     """Two products of M x N x D, twice as many operations, half of them if causal; a backward five.
     Packed sequences as long together have fewer.
@@ -116,17 +85,6 @@ def test_competitors_take_turns_with_a_cold_cache(clock):
     assert waited == called
 
 
-class FakeTelemetry(measure.Telemetry):
-    """Two samples before the timing, then three, one of a GPU that does not tell its power."""
-
-    asked = 0
-
-    def text(self):
-        self.asked += 1
-        before = "210, 70.10\n1980, 100.00\n"
-        return before + "1500, 500.00\n1700, [N/A]\n1900, 701.00\n" * (self.asked > 1)
-
-
 def one_of(name, error=None, factor=1):
     """A competitor that returns a multiple of q, or fails."""
 
@@ -167,10 +125,8 @@ def test_rows_of_a_shape(faked):
         one_of("hung"),
     ]
     marked = []
-    samples = FakeTelemetry()
-    rows = measure.measure(
-        "table", SMALL, 10, lambda name, reason=None: marked.append(name), {"hung": "hung"}, samples
-    )
+    mark = lambda name, reason=None: marked.append(name)  # noqa: E731
+    rows = measure.measure("table", SMALL, 10, mark, {"hung": "hung"})
     found = {row["version"]: row for row in rows}
     assert list(found) == [one.name for one in faked.competitors]
     assert found["wrong"]["reason"] == "wrong output: o"
@@ -182,7 +138,7 @@ def test_rows_of_a_shape(faked):
     assert (good["ms_p20"], good["ms_p50"], good["ms_p80"]) == pytest.approx((1.0, 2.0, 50.0))
     assert good["rounds"] == 10
     assert good["tflops"] == pytest.approx(SMALL.flops() / 2e-3 / 1e12)
-    assert (good["peak_mib"], good["sm_mhz"], good["watts"]) == (7.0, 1700.0, 600.5)
+    assert good["peak_mib"] == 7.0
     assert set(marked) == set(found)
 
 
@@ -240,23 +196,3 @@ def test_a_lost_gpu_ends_the_process_and_names_the_culprit(faked, monkeypatch):
     with pytest.raises(measure.DeviceLostError, match="bad left the GPU unusable"):
         measure.measure("table", SMALL, 10, lambda *about: marked.append(about))
     assert marked[-1] == ("bad", "RuntimeError: illegal access")
-
-
-# On a GPU.
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("suite", ["table", "backward"])
-def test_benchmark_refuses_to_time_a_wrong_kernel(suite, monkeypatch):
-    right = measure.competitors
-
-    def wrong(*arguments):
-        for one in right(*arguments):
-            if one.name == "fa1":
-                one = replace(one, function=lambda *x, f=one.function: f(*x) * 1.05)
-            yield one
-
-    monkeypatch.setattr(measure, "competitors", wrong)
-    rows = {row["version"]: row for row in measure.measure(suite, SMALL, rounds=10)}
-    assert "wrong output" in rows["fa1"]["reason"] and "ms_p50" not in rows["fa1"]
-    assert "ms_p50" in rows["fa2"]

@@ -27,6 +27,7 @@ def test_command_rewrites_the_blocks_only(tmp_path, monkeypatch):
     page.write_text("before\n<!-- results: seeds -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "DOCUMENTS", [page])
+    monkeypatch.setattr(report, "FIGURES", {})
     assert report.main() == 0
     table = report.TABLES["seeds"](RESULTS)
     assert page.read_text() == f"before\n<!-- results: seeds -->\n{table}<!-- end -->\nafter\n"

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flash_versions.dispatch import verified
-from flash_versions.dispatch.version import VERSIONS
 from flash_versions.verify import __main__ as command
 from flash_versions.verify import trial
 from flash_versions.verify.cases import draw
@@ -118,14 +117,6 @@ def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
     assert expected in error and error.count("\n") == 1
 
 
-def test_what_is_tried_on_which_gpu(b200, monkeypatch, capsys):
-    assert command.main(["--arch", "sm_90"]) == 2
-    assert "--arch sm_90 was asked for, and NVIDIA B200 is sm_100." in capsys.readouterr().err
-    assert command.chosen(command.parse([])) == [*VERSIONS, "fa4-blackwell"]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *x: (9, 0))
-    assert command.chosen(command.parse([])) == list(VERSIONS)
-
-
 def test_what_passed_is_remembered_for_this_gpu(b200, monkeypatch):
     assert not verified.is_verified(fa4.BLACKWELL, GPU)
     verified.record(fa4.BLACKWELL)
@@ -150,13 +141,6 @@ def test_a_verification_is_of_these_sources(b200, monkeypatch):
     verified.record(fa4.BLACKWELL)
     assert verified.is_verified(fa4.BLACKWELL, GPU)
     assert len(verified.read()) == 1, "of the sources before nothing is left"
-
-
-def test_a_damaged_record_verifies_nothing(b200):
-    verified.path().parent.mkdir(parents=True)
-    verified.path().write_text("{")
-    with pytest.warns(UserWarning, match="is damaged and was ignored"):
-        assert not verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path, capsys):

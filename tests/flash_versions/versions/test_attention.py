@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flash_versions import BASELINES, VERSIONS, attention
+from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.forward import FEW_ROWS, left_for_options, left_to_gathering
@@ -129,12 +129,6 @@ def test_few_queries_in_the_portable_kernels_themselves(version, case, dtype, de
     with torch.no_grad():
         o, lse, _ = VERSIONS[version].variants["portable"](request)
     assert_right(request, o, lse)
-
-
-@by_version
-def test_gradient_of_o_alone(version, device):
-    q, k, v = Case("", 66, 70, heads=2, kv_heads=1).inputs(torch.bfloat16, device)
-    check(version, q, k, v, dlse=False, causal=True)
 
 
 @by_version
@@ -280,19 +274,3 @@ def test_padding_of_the_head_dim_is_never_read(version, device):
         y[..., :24] = x
     o = attention(*(x[..., :24] for x in wide), version=version)
     assert torch.equal(o, attention(q, k, v, version=version))
-
-
-def test_auto_takes_the_newest_version_that_can(device):
-    q, k, v = Case("", 8, 8).inputs(torch.float32, device)
-    newest = list(VERSIONS)[-1]
-    assert torch.equal(attention(q, k, v), attention(q, k, v, version=newest))
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.batch], ids=lambda case: case.name)
-def test_sdpa_baseline_means_the_same(case):
-    q, k, v = case.inputs(torch.float32, "cpu")
-    options = case.all_options("cpu")
-    if reason := BASELINES["sdpa"].unsupported(make_request(q, k, v, **options)):
-        pytest.skip(reason)
-    o = attention(q, k, v, version="sdpa", **options)
-    assert_within_budget(o, None, q, k, v, **options)

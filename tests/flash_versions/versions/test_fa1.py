@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from flash_versions.dispatch.request import make_request
@@ -38,26 +37,6 @@ def test_statistics_of_a_row_without_a_key(device):
 def gradients(request, do, dlse=None, config=None):
     """dq, dk, dv of a request by the kernels alone."""
     return backward(request, *forward(request), do, dlse, config)[:3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tile", [(16, 64), (64, 16)], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"causal": True}, {"window": (20, 7)}, {"window": (None, 3), "kv_lengths": [70, 20]}],
-    ids=["full", "causal", "window", "lengths"],
-)
-def test_backward_of_any_tile(tile, options, device):
-    """Blocks of queries and keys cut each other anywhere; dq is summed over many blocks of keys
-    and dk over the heads of a group.
-    """
-    options = dict(options)
-    if "kv_lengths" in options:
-        options["kv_lengths"] = torch.tensor(options["kv_lengths"], device=device)
-    request = make_request(*inputs(device, M=40, N=70, heads=4, head_dim=32), **options)
-    do, dlse = torch.randn_like(request.q), torch.randn(2, 4, 40, device=device)
-    found = gradients(request, do, dlse, LaunchConfig(*tile, num_warps=4, num_stages=1))
-    assert_gradients_right(request, found, do, dlse)
 
 
 def test_dq_is_summed_in_fp32(device):

@@ -30,15 +30,6 @@ inputs = partial(
 )
 
 
-def test_the_stride_of_a_single_element_does_not_matter(device):
-    q, k, v = (x[:1, :, :1] for x in inputs(device))
-    odd = [x.as_strided(x.shape, (7, x.stride(1), 3, 1)) for x in (q, k, v)]
-    request = make_request(*odd)
-    assert portable.left_to_gathering(request) is None
-    expected = portable.forward(make_request(q, k, v))[0]
-    assert torch.equal(portable.forward(request)[0], expected)
-
-
 @triton.jit
 def places_kernel(out, tiles, total, section):
     for number in range(total):
@@ -58,17 +49,6 @@ def test_heavy_tiles_of_all_heads_of_a_section_come_first(tiles, pairs, section,
         heads = range(first, min(first + section, pairs))
         walked = places[first * tiles : (first + len(heads)) * tiles]
         assert walked == [head * tiles + tile for tile in range(tiles) for head in heads]
-
-
-def test_sections_hold_what_fits_in_the_cache(device):
-    x = torch.zeros(2, 1, 8, 128, device=device, dtype=torch.bfloat16)
-    k = x[:, :, :4].expand(2, 16384, 4, 128)
-    causal = make_request(x, k, k, causal=True)
-    # 16384 keys and values are 8 MiB: 4 key heads fit, 2 query heads each.
-    assert portable.heads_of_section(causal) == 8
-    assert portable.heads_of_section(make_request(x, k, k)) == 1
-    longer = x[:, :, :4].expand(2, 2**20, 4, 128)
-    assert portable.heads_of_section(make_request(x, longer, longer, causal=True)) == 2
 
 
 # ---- the schedules of the kernel for Hopper ----

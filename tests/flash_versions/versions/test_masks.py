@@ -8,7 +8,7 @@ import torch
 from flash_versions import attention, attention_reference, masks
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles.intervals import Intervals, shape_of
+from flash_versions.versions.tiles.intervals import Intervals
 from tests.flash_versions.versions.test_attention import check
 from tests.flash_versions.versions.test_packed import bounds, by_version
 from tests.helpers.kernels.budget import assert_within_budget
@@ -156,14 +156,6 @@ def test_intervals_that_end_and_start_beside_a_block(edge, device):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_in_the_kernels(name, device):
-    """GQA with groups that tiles cut, both passes, within the error budget."""
-    n = 200
-    q, k, v = inputs(n, heads=6, dtype=torch.float32, device=device)
-    check("fa2", q, k, v, **MASKS[name](n, device))
-
-
-@pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("num_splits", [2, 5])
 def test_masks_with_split_keys(name, num_splits, device):
     """Each split has its part of the masked blocks and of the full ones."""
@@ -171,14 +163,6 @@ def test_masks_with_split_keys(name, num_splits, device):
     options = MASKS[name](400, device)
     o, lse = attention(q, k, v, version="fa2", num_splits=num_splits, return_lse=True, **options)
     assert_within_budget(o, lse, q, k, v, **options)
-
-
-@pytest.mark.parametrize("side", ["query_starts", "query_ends"])
-def test_the_last_query_of_a_tile(side, device):
-    """It alone sees a block of keys, or does not."""
-    q, k, v = inputs(128, dtype=torch.float32, device=device)
-    edges = torch.tensor([63, 127], device=device).repeat_interleave(64)
-    check("fa2", q, k, v, **{side: edges})
 
 
 def test_blocks_that_nobody_sees_are_not_listed(device):
@@ -229,15 +213,6 @@ def test_a_planned_mask_is_listed_once(device, monkeypatch):
     assert len(made) == 3 * alone + 1
 
 
-def test_one_plan_serves_calls_with_other_windows(device):
-    """The same tensors; what causal and a window leave of the intervals is each call's own."""
-    q, k, v = inputs(150, dtype=torch.float32, device=device)
-    ends = torch.randint(151, (150,), device=device)
-    mask = masks.plan_mask({"query_starts": ends // 3, "query_ends": ends})
-    for options in ({}, {"causal": True}, {"window": (20, None)}, {"window": (None, 20)}):
-        check("fa2", q, k, v, **mask, **options)
-
-
 def right(options, device):
     """Whether FA2's result is within the error budget."""
     torch.manual_seed(0)
@@ -277,14 +252,3 @@ def test_a_planned_mask_is_saved_without_its_plan(device, tmp_path):
     assert right(mask, device)
     torch.save(mask, tmp_path / "mask.pt")
     assert right(torch.load(tmp_path / "mask.pt"), device)
-
-
-def test_expanded_masks_share_their_lists(device, monkeypatch):
-    """One line for all, as of a mask without a batch; and a step between keys is a copy."""
-    made = counted(monkeypatch)
-    q, k, v = (torch.randn(3, 64, 4, 16, device=device) for _ in range(3))
-    ends = torch.randint(65, (64,), device=device)
-    expected = attention(q, k, v, version="fa2", query_ends=ends)
-    for same in (ends.expand(3, 64), ends.expand(3, 4, 64), ends[:, None].repeat(1, 2)[:, 0]):
-        assert torch.equal(attention(q, k, v, version="fa2", query_ends=same), expected)
-    assert {shape_of(request, 64)[2] for request, *_ in made} == {1}

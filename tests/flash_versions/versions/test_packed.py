@@ -1,19 +1,15 @@
 """Sequences that are not rows of a rectangle: packed, left-padded, in pages."""
 
 import random
-from contextlib import nullcontext
 
 import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.launch import native
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from tests.flash_versions.versions.test_attention import by_backward, by_dtype, check
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
-from tests.helpers.kernels.driver import driven
 
 # FA3 and FA4 leave packed sequences to FA2's kernels, but on a GPU.
 by_version = pytest.mark.parametrize(
@@ -127,25 +123,6 @@ def with_gradients(version, q, k, v, options, do=None):
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     o = attention(*leaves, version=version, deterministic=True, **options)
     return o, *torch.autograd.grad(o, leaves, torch.ones_like(o) if do is None else do)
-
-
-def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
-    """int32 and int64 bounds, aligned and not, need different code: never the same key."""
-    keys = []
-
-    def note(grid, arguments, constants):
-        keys.append(native().kinds(arguments, bytes(6), tuple(constants.values())))
-
-    monkeypatch.setattr(varlen_scheduler, "launch_lay_out", note)
-    q, k, v = packed_inputs([20], [20], device)
-    one = bounds([20], device)
-    misaligned = torch.cat((one[:1], one))[1:]
-    with nullcontext() if q.is_cuda else driven(monkeypatch):
-        for other in (one.long(), misaligned):
-            request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
-            lay_out(request, Tiling(64))
-            lay_out(request, Tiling(64, of_keys=True))
-    assert len(set(keys)) == 4
 
 
 @pytest.mark.parametrize(("M", "num_splits"), [(1, None), (20, None), (20, 3)])

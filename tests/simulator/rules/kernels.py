@@ -130,27 +130,6 @@ def tuple_changes_type(x, out, n):
     tl.store(out, pair[0])
 
 
-@refused("low")
-def second_of_two_names(x, out, n):
-    high, low = 0.0, 0.0
-    for i in range(n):
-        value = tl.load(x + i)
-        high = tl.maximum(high, value)
-        low = tl.minimum(low, value).to(tl.float64)  # here
-    tl.store(out, high)
-
-
-@refused("total")
-def inner_loop_changes_a_type(x, out, n, BLOCK: tl.constexpr):
-    total = 0.0
-    for i in range(n):
-        row = tl.zeros([BLOCK], tl.float32)
-        for k in range(2):
-            row += tl.load(x + k + tl.arange(0, BLOCK))
-            total += row  # here, fine: total += tl.sum(row, 0)
-    tl.store(out, n)
-
-
 # Loops: what may stand in them.
 
 
@@ -184,33 +163,6 @@ def return_in_a_loop(x, out, n):
         if i > 1000:
             return  # here
         tl.store(out + i, tl.load(x + i))
-
-
-@refused("return")
-def return_in_a_while(x, out, n):
-    i = 0
-    while i < n:
-        if tl.load(x + i) < 0:
-            return  # here
-        i += 1
-    tl.store(out, i)
-
-
-@fine
-def return_before_a_loop(x, out, n):
-    if n > 1000:
-        return
-    for i in range(n):
-        tl.store(out + i, tl.load(x + i))
-
-
-@refused("else")
-def while_with_else(out, n):
-    i = 0
-    while i < n:  # here
-        i += 1
-    else:
-        tl.store(out, i)  # here
 
 
 @refused("else")
@@ -261,24 +213,6 @@ def branches_bind_other_types(x, out, n):
 def chained_comparison(out, n, flag):
     if 0 < n < 200:  # here, fine: if 0 < n and not (n > 200 or flag == 4):
         tl.store(out, 1.0)
-
-
-@fine
-def absent_pointer(out, nothing, n):
-    if nothing is not None:
-        tl.store(out, tl.load(nothing + n))
-    elif n is None:
-        tl.store(out, undefined)
-
-
-@refused("value")
-def inner_branch_binds_a_name(x, out, n):
-    if n > 10:
-        if n > 20:
-            value = tl.load(x)
-        else:
-            other = tl.load(x)  # fine: value = tl.load(x)
-        tl.store(out, value)  # here
 
 
 @refused("third")
@@ -335,13 +269,6 @@ def find(x, n):
 @refused("return")
 def helper_returns_in_a_loop(x, out, n):
     tl.store(out, find(x, n))
-
-
-@fine
-def helper_returns_a_tuple(x, out):
-    a, b = pair_of(tl.load(x))
-    a, b = b, a
-    tl.store(out, a - b)
 
 
 @triton.jit
@@ -425,26 +352,3 @@ def softmax_of_rows(x, out, n, BLOCK: tl.constexpr):
     top = tl.max(values, axis=1)
     values = tl.exp(values - top)  # here, fine: values = tl.exp(values - top[:, None])
     tl.store(out + rows[:, None] * n + cols[None, :], values)
-
-
-@refused("acc")
-def matmul_from_zero(half, out, n, BLOCK: tl.constexpr):
-    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    acc = 0.0  # fine: acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in range(0, 64, BLOCK):
-        a = tl.load(half + rows * 8 + k + cols)
-        acc += tl.dot(a, a)  # here, fine: acc = tl.dot(a, tl.trans(a), acc)
-    tl.store(out + rows * BLOCK + cols, acc.to(tl.float16))
-
-
-@refused("largest")
-def online_softmax_of_scalars(x, out, n, BLOCK: tl.constexpr):
-    rows, cols = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
-    largest = -float("inf")  # fine: largest = tl.full([4], -float("inf"), tl.float32)
-    total = 0.0  # fine: total = tl.zeros([4], tl.float32)
-    for start in range(0, n, BLOCK):
-        scores = tl.load(x + rows * BLOCK + start + cols)
-        new = tl.maximum(largest, tl.max(scores, 1))
-        total = total * tl.exp(largest - new) + tl.sum(tl.exp(scores - new[:, None]), 1)
-        largest = new  # here
-    tl.store(out, n)  # fine: tl.store(out + tl.arange(0, 4), total)

@@ -157,32 +157,16 @@ def test_nothing_to_multiply(x, weight, device):
     assert torch.equal(swiglu(x, weight, weight), swiglu_reference(x, weight, weight))
 
 
-def test_autocast(device):
-    x, weight = torch.randn(20, 40, device=device), torch.randn(72, 40, device=device)
-    with torch.autocast(device, torch.bfloat16):
-        y = linear(x.requires_grad_(), weight)
-    assert y.dtype == torch.bfloat16
-    y.sum().backward()
-    assert x.grad is not None and x.grad.dtype == torch.float32
-
-
 X, W = torch.zeros(5, 16), torch.zeros(24, 16)
 SQUARE, LONG = torch.zeros(16, 16), torch.zeros(6, 24)
 REFUSED = {
     "K": (lambda: linear(X, W[:, :8]), r"x has shape \(5, 16\) and the weight \(24, 8\)"),
     "dtype": (lambda: linear(X.double(), W.double()), "float64; float16, bfloat16 and float32"),
-    "bias": (lambda: linear(X, W, X[0]), r"bias has shape \(16,\).* need \(24,\)"),
-    "residual": (lambda: linear(X, W, residual=X), r"residual has .* need \(5, 24\)"),
     "out": (lambda: linear(X, W, out=X), r"out has shape \(5, 16\).* need \(5, 24\)"),
     "out over x": (lambda: linear(SQUARE, W[:16], out=SQUARE), "out shares memory with x"),
     "out over half of the residual": (
         lambda: linear(X, W, residual=LONG[1:], out=LONG[:5]), "out shares memory with residual"
     ),
-    "out with a gradient": (
-        lambda: linear(X, W.clone().requires_grad_(), out=torch.zeros(5, 24)), "torch.no_grad"
-    ),
-    "up": (lambda: swiglu(X, W, W[:8]), r"up has shape \(8, 16\).* need \(24, 16\)"),
-    "another device": (lambda: linear(X.to("meta"), W.to("meta")), "x is on meta; NVIDIA GPUs"),
     "tile": (lambda: GemmConfig(rows=32), "64 or 128 rows"),
     "registers": (lambda: GemmConfig(columns=256), "do not fit a consumer's registers"),
     "shared memory": (lambda: GemmConfig(stages=7), "bytes of shared memory"),

@@ -173,15 +173,6 @@ def test_bad_input_is_named(sentence, x, weight, options):
         gemv.linear(x, weight, **options)
 
 
-def test_halves_and_caches_that_do_not_fit():
-    """The two other layers have a condition of their own."""
-    with pytest.raises(ValueError, match="5 rows; gate and up must be halves"):
-        gemv.swiglu(X, WEIGHT[:5])
-    table, lengths = torch.zeros(4, 2, 1, 2), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="do not fit the cache"):
-        qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 2, 2), lengths, table)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):

@@ -8,9 +8,9 @@ from torch.distributions import Categorical
 
 from tests.helpers.models.tiny_grpo import distance
 from transformer.generation.sampling import Sampling, process_logits
+from transformer.model import logprobs as module
 from transformer.model.kernels.logprobs import BLOCK, gradient_of, logprobs_of
-from transformer.training import logprobs as module
-from transformer.training.logprobs import token_logprobs
+from transformer.model.logprobs import token_logprobs
 
 
 def test_logprobs_are_those_that_the_sampler_drew_from():
@@ -119,16 +119,6 @@ def test_small_entropies_are_not_rounding(device):
     expected = torch.special.entr(logits.double().softmax(-1)).sum(-1)
     assert expected.min() > 1e-6 and expected.max() < 1e-4
     torch.testing.assert_close(entropies.double(), expected, rtol=0, atol=1e-7)
-
-
-def test_a_block_that_weighs_nothing(device):
-    """Logits that are as small as they can be, where others would have -inf."""
-    logits = torch.randn(2, 2 * BLOCK, device=device)
-    logits[0, :BLOCK] = torch.finfo(torch.float32).min
-    tokens = torch.full((2,), BLOCK + 3, device=device)
-    logprobs, entropies, _ = logprobs_of(logits, tokens)
-    expected = exact(logits, tokens, 1.0, None, torch.ones(2, device=device))
-    assert distance(logprobs, expected[0]) < 1e-6 and distance(entropies, expected[1]) < 2e-6
 
 
 def flat(found):

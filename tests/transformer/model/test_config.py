@@ -1,7 +1,6 @@
 """What a config.json may say, and the rotary embedding that it describes, against transformers."""
 
 import importlib
-import math
 from dataclasses import replace
 
 import pytest
@@ -32,15 +31,6 @@ def of(*families):
 
 QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, PHI3 = of("Qwen3Moe", "Qwen2", "Mistral", "SmolLM3", "Phi3")
 GEMMA2, GEMMA3, OLMO3, MIXTRAL, GPT_OSS = of("Gemma2", "Gemma3", "Olmo3", "Mixtral", "GptOss")
-GEMMA = replace(
-    QWEN3,
-    qk_norm=False,
-    activation="gelu_tanh",
-    norm_plus_one=True,
-    four_norms=True,
-    scaled_embeddings=True,
-    query_pre_attn_scalar=256,
-)
 
 LLAMA3 = {
     "type": "llama3",
@@ -62,28 +52,17 @@ PAIRS = {
     name: tuple(1 + i / x for i in range(32))
     for name, x in (("short_factor", 64), ("long_factor", 4))
 }
-DYNAMIC_64 = {"type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 64}
-LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
-EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_size": 32}
-MIXED = replace(QWEN3, qk_norm=False, **{**EXPERTS, "expert_size": 80}, normed_routing=True)
-OLMO = replace(
-    QWEN3, qk_norm=False, norms_after=True, qk_norm_of_all_heads=True, rope=Rope(5e5, **YARN)
-)
 ROPES = {
     "default": {"theta": 1e6},
     "linear": {"type": "linear", "factor": 4.0},
     "llama3": LLAMA3,
     "yarn": YARN,
     "yarn, no truncation": {**YARN, "truncate": False},
-    "yarn, attention factor": {**YARN, "attention_factor": 1.25},
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
-    "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
-    "yarn, ramp past the last pair": {**YARN, "original_max_position_embeddings": 262_144},
     "yarn, ramp past all dimensions": {**YARN, "theta": 4.0},
     "dynamic": DYNAMIC,
     "longrope": {**LONGROPE, **PAIRS},
-    "longrope, attention factor": {**LONGROPE, **PAIRS, "attention_factor": 1.25},
 }
 
 
@@ -132,61 +111,11 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
     assert torch.equal(rotate(q, *table.unbind(1)), expected)
 
 
-@pytest.mark.parametrize(
-    "older, newer",
-    [
-        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-        (
-            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
-        ),
-        (
-            {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 2}},
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}},
-        ),
-        ({"head_dim": None}, {"head_dim": 12}),
-        ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-            {"layer_types": ["full_attention"] * 2},
-        ),
-    ],
-    ids=["theta absent", "type", "both types", "head_dim", "heads", "no layer"],
-)
-def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
-    assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
-
-
 def test_qwen2_has_its_own_idea_of_biases():
     qwen2 = {**HF, "architectures": ["Qwen2ForCausalLM"]}
     config = Config.from_hf({**qwen2, "attention_bias": True, "mlp_bias": True})
     assert config == Config.from_hf(qwen2)
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(QWEN3, qk_norm=False, rope=Rope(**LLAMA3)),
-        replace(QWEN3, qk_norm=False, qkv_bias=True, rope=Rope(**YARN, truncate=False)),
-        replace(QWEN3, qk_norm=False, qkv_bias=True, output_bias=True, mlp_bias=True),
-        replace(QWEN3, layer_windows=(None, 8)),
-        replace(QWEN3, qk_norm=False, layer_windows=(8, 8)),
-        replace(QWEN3, qk_norm=False, layer_ropes=(Rope(), None), mlp_bias=True),
-        replace(GEMMA, scores_softcap=50.0, layer_windows=(8, None)),
-        replace(GEMMA, logits_softcap=30.0),
-        replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
-        replace(OLMO, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope(5e5, **YARN))),
-        replace(QWEN3, **EXPERTS, dense_layers=(1,)),
-        replace(MIXED, layer_windows=(8, 8)),
-        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=7.0, layer_windows=(8, None)),
-        replace(QWEN3, rope=Rope(**DYNAMIC_64), max_positions=160),
-        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_6, partial_rotary_factor=0.75)),
-    ],
-    ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
-)
-def test_config_survives_the_hugging_face_form(config):
-    assert Config.from_hf(config.to_hf()) == config
 
 
 def test_config_without_an_architecture_is_refused():
@@ -232,16 +161,6 @@ def test_each_family_has_its_own_layers_with_windows(given, windows):
         assert asked == (None if window is None else (window - 1, 0))
 
 
-def test_a_config_that_makes_no_sense_is_refused():
-    for change, sentence in (
-        ({"layer_windows": (8,)}, "layer_windows has 1 entries for 2 layers"),
-        ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
-        ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            replace(QWEN3, **change)
-
-
 ROPE_4 = "rope_scaling"
 
 
@@ -253,28 +172,17 @@ ROPE_4 = "rope_scaling"
             {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
             "with text_config it describes a model of more than text; use a text-only checkpoint",
         ),
-        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported; known are silu, swish"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
-        ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
-        ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
         ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
         ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
-        (
-            {ROPE_4: {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}},
-            "of rope type 'dynamic' is max_position_embeddings",
-        ),
         ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),
-        ({**PHI3, "partial_rotary_factor": 0.1}, "1 of 12 dimensions of a head cannot turn"),
         ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
         ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
         ({**QWEN2, "layer_types": [SLIDING] * 2}, "but use_sliding_window is off"),
-        ({**MISTRAL, "layer_types": [SLIDING, FULL]}, "must be sliding_attention in every"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

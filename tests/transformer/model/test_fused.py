@@ -259,7 +259,7 @@ def test_folded_weights_follow_the_weights(device):
 
 def test_the_switch(device):
     """`kernels` decides: torch never fuses, fused always, auto where there is a GPU."""
-    with pytest.raises(ValueError, match="one of auto, torch, fused, not 'fast'"):
+    with pytest.raises(ValueError, match="one of auto, torch, fused, exact, not 'fast'"):
         tiny("cpu", kernels="fast")
     for kernels, few in (("torch", False), ("auto", device == "cuda"), ("fused", True)):
         model = tiny(device, kernels=kernels)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from transformer.generation.chat import encode_chat
 from transformer.tasks.phrases import REPLIES
-from transformer.tasks.skills import TASKS, Add, Subtract
+from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import Marks
 from transformer.training import byte_tokenizer, corpus
 from transformer.training.corpus import Corpus, Teacher, draw_chat
@@ -106,31 +106,19 @@ def test_learned_tokens_are_the_assistant_tokens_of_the_template(theirs, monkeyp
 
 WORKED = [
     ("add", (357, 486), "7+6+0=13\n5+8+1=14\n3+4+1=8", "843"),
-    ("add", (999, 1), "9+1+0=10\n9+0+1=10\n9+0+1=10", "1000"),
     ("add", (0, 0), "0+0+0=0", "0"),
-    ("add", (5, 1230), "5+0+0=5\n0+3+0=3\n0+2+0=2\n0+1+0=1", "1235"),
     ("subtract", (82, 57), "12-7-0=5\n8-5-1=2", "25"),
-    ("subtract", (1000, 1), "10-1-0=9\n10-0-1=9\n10-0-1=9\n1-0-1=0", "999"),
     (
         *("subtract", (58, 412)),
         *("8-2-0=6\n5-1-0=4\n10-4-0=6\nswap\n12-8-0=4\n11-5-1=5\n4-0-1=3", "-354"),
     ),
-    ("subtract", (5, 7), "15-7-0=8\nswap\n7-5-0=2", "-2"),
     ("signed", (-5, "+", 3), "3-5\n13-5-0=8\nswap\n5-3-0=2", "-2"),
-    ("signed", (-5, "-", 13), "-(5+13)\n5+3+0=8\n0+1+0=1", "-18"),
     ("signed", (5, "-", -13), "5+13\n5+3+0=8\n0+1+0=1", "18"),
-    ("signed", (-5, "-", -13), "13-5\n13-5-0=8\n1-0-1=0", "8"),
     ("subtract", (7, 7), "7-7-0=0", "0"),
     ("multiply", (6, 47), "7*6+0=42\n4*6+4=28", "282"),
-    ("multiply", (9, 99), "9*9+0=81\n9*9+8=89", "891"),
-    ("multiply", (0, 58), "8*0+0=0\n5*0+0=0", "0"),
     ("compare", ("larger", 45, 54), "2 2 same\n4 5 less", "54"),
-    ("compare", ("smaller", 7, 1200), "1 4 less", "7"),
-    ("compare", ("larger", 88, 88), "2 2 same\n8 8 same\n8 8 same", "they are equal"),
     ("compare", ("greater?", 321, 320), "3 3 same\n3 3 same\n2 2 same\n1 0 more", "yes"),
-    ("compare", ("less?", 5, 5), "1 1 same\n5 5 same", "no"),
     ("compare", ("compare", 10, 9), "2 1 more", "10 is larger"),
-    ("sort", ("ascending", (3, 17, 9)), "03 | 17 09\n03 17 | 09\n03 09 17 |", "3, 9, 17"),
     ("sort", ("descending", (4, 4, 30)), "04 | 04 30\n04 04 | 30\n30 04 04 |", "30, 4, 4"),
     ("reverse", ("cat",), "1:c 2:a 3:t\n3:t 2:a 1:c", "tac"),
     ("count", ("error", "r"), "e0 r1 r2 o2 r3", "3"),
@@ -163,22 +151,14 @@ WRONG = {
     "wrong number": "<think>7+5+0=12</think><answer>13</answer>",
     "no thought": "<answer>12</answer>",
     "no answer": "<think>7+5+0=12</think>12",
-    "bare": "12",
-    "empty": "",
-    "text before": "ok <think></think><answer>12</answer>",
     "text after": "<think></think><answer>12</answer>!",
-    "newline after": "<think></think><answer>12</answer>\n",
     "two answers": "<think></think><answer>12</answer><answer>12</answer>",
     "answer in the thought": "<think><answer>12</answer></think><answer>12</answer>",
-    "two thoughts": "<think></think><think></think><answer>12</answer>",
-    "many answers in one": "<think></think><answer>11 12 13</answer>",
     "open tag": "<think></think><answer>12",
     "end of turn inside": "<think></think><answer>12</answer><|im_end|>",
     "leading zero": "<think></think><answer>012</answer>",
-    "other digits": "<think></think><answer>１２</answer>",
     "sum instead of value": "<think></think><answer>7+5</answer>",
     "spaces": "<think></think><answer> 12 </answer>",
-    "capital tags": "<THINK></THINK><ANSWER>12</ANSWER>",
 }
 
 
@@ -245,18 +225,6 @@ def test_training_never_sees_a_held_out_problem(monkeypatch, tasks):
     assert not any(problem.held_out for problem in seen)
 
 
-def test_follow_ups_are_held_out_like_the_sums_that_they_are():
-    rng = Random(2)
-    for held_out in (False, True):
-        for _ in range(100):
-            problem = corpus.second_question(rng, held_out)
-            assert problem.held_out == held_out
-            stated = corpus.stated_number(problem.history[-1]["content"])
-            assert problem.arguments[0] == stated
-            assert str(problem.arguments[-1]) in problem.question
-            assert problem.reward(Teacher().reply(rng, problem)) == 1
-
-
 # The sloppy teacher.
 
 
@@ -280,16 +248,6 @@ def test_the_sloppy_teacher_is_right_as_often_as_the_dials_say(hasty, forget):
         expected += (1 - hasty) * (1 - forget) ** carries(*problem.arguments)
     lucky_guess = 1 / 1799
     assert abs(right - expected) / count < 4 * math.sqrt(0.25 / count) + lucky_guess
-
-
-@pytest.mark.parametrize(
-    "task, arguments, answer",
-    [(Add(), (57, 86), "33"), (Subtract(), (82, 57), "35"), (TASKS["multiply"], (6, 47), "42")],
-    ids=["add", "subtract", "multiply"],
-)
-def test_forgetting_everything(task, arguments, answer):
-    _, worked = task.work(lambda: True, *arguments)
-    assert worked == answer
 
 
 # Batches.

@@ -36,8 +36,6 @@ CASES = {
 }  # fmt: skip
 CHAINS = ("plain", "replay", "adapters")
 LENGTH = {"steps": 2, "eval_every": 1, "eval_problems": 8, "average": 1.0}  # of the command
-BF16 = {"dtype": "bfloat16"}
-ROUNDED = {"bfloat16": BF16, "bfloat16 adapters": {**BF16, "lora_rank": 2}}
 
 
 class Unlucky(Seldom):
@@ -141,8 +139,6 @@ def main(folder: Path) -> None:
             found[name] = take(trainer, 3)
             found[name]["scores"] = trainer.evaluate()[0]
         found["unequal"] = take(make(model, world), 2, unequal)
-        for name, changes in ROUNDED.items():
-            found[name] = take(make(model, world, **changes), 1)
         found["failure"] = failure(world, model)
 
         # One process began, two go on, and one ends it.

@@ -18,7 +18,6 @@ from tests.transformer.training.parallel_worker import (
     CASES,
     CHAINS,
     LENGTH,
-    ROUNDED,
     lessons,
     make,
     recipe,
@@ -169,12 +168,9 @@ def test_an_error_of_one_rank_ends_both(ranks):
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [("train --lr nan --out {}/new", "--lr must be above 0"),
-     ("train --data {}/none.jsonl --out {}/new", "{}/none.jsonl: No such file or directory"),
      ("train --steps 1 --out {}/file", "{}/file: Not a directory"),
-     ("train --steps 1 --out {}/new --attention fa9.py", "fa9.py"),
      ("grpo --group 1 --out {}/new", "--group must be at least 2, got 1"),
-     ("grpo --model {}/none --out {}/new", "{}/none"),
-     ("grpo --out {}/file", "{}/file: Not a directory")],
+     ],
 )  # fmt: skip
 def test_two_processes_refuse_once(command, sentence, tmp_path):
     (tmp_path / "file").touch()
@@ -238,14 +234,3 @@ def test_a_gpu_for_each_process(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="started 3 processes here but torch finds 2 GPUs"):
         own_device("cuda")
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_rounded_as_in_one_process(folder, ranks, name):
-    """FSDP rounds weights as one process does; gradients are summed in fp32."""
-    expected = take(make(folder / "model", ALONE, **ROUNDED[name]), 1)
-    for found in (rank[name] for rank in ranks):
-        assert found["rollouts"] == expected["rollouts"]
-        for which, gradient in expected["gradients"].items():
-            error = found["gradients"][which] - gradient
-            assert error.norm() <= 2**-6 * gradient.norm(), which

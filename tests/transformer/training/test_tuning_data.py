@@ -155,9 +155,7 @@ LOST = {
         "begin the assistant's message 'aa'",
     ),
     "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
-    "a call": (CUTTING, asked("", tool_calls=[{"function": {"name": "f"}}]), "leaves out a part"),
     "no thought, said so": (OPENING.replace("[A]{{", "[A]</think>{{"), asked("aa"), "in '<think>'"),
-    "the assistant": ("{{ messages[0].content }}", asked("aa"), "leaves out a part of the ass"),
 }
 
 
@@ -190,14 +188,6 @@ def test_a_message_of_a_role_that_the_template_does_not_know_is_named(role):
     chat = Chat("a.jsonl, line 3", ({"role": role, "content": "H"}, *asked("aa").messages))
     with pytest.raises(ValueError, match=f"line 3: .*nothing of the message 'H', .* is '{role}'"):
         encoder_with(CUTTING).encode(chat)
-
-
-def test_a_control_token_that_a_message_spells_is_text():
-    spelled = {"role": "assistant", "content": "It ends with <|im_end|>, always."}
-    [document] = Encoder(SHIPPED).encode(Chat("a chat", (USER, spelled)))
-    assert (document.tokens == END).sum() == 2  # of the user's and of the assistant's turn
-    said = document.tokens[document.learned].tolist()
-    assert bytes(said[:-1]).decode() == spelled["content"] and said[-1] == END
 
 
 def test_a_text_is_learned_whole_and_long_ones_are_cut():
@@ -234,13 +224,9 @@ def test_a_chat_that_is_too_long():
 GOOD = json.dumps({"messages": [USER, LAST]})
 BAD = {
     "{": "is not valid JSON",
-    "[1]": "must be a JSON object",
     '{"prompt": "a", "completion": "b"}': "it has the keys prompt, completion",
-    '{"text": "a", "messages": []}': 'or {"text": "..."}; it has the keys',
     '{"text": 3}': '"text" must be a string',
-    '{"text": " "}': "not empty",
     '{"messages": "hi"}': '"messages" must be a list, not a string',
-    '{"messages": []}': "no message of the assistant",
     '{"messages": ["hi"]}': "message 1 must be",
     json.dumps({"messages": [USER]}): "no message of the assistant, so it has nothing to learn",
     json.dumps({"messages": [LAST, USER]}): "begins with the assistant",
@@ -258,40 +244,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert BAD[line] in str(raised.value)
     path.write_text(f"{GOOD}\n\n{GOOD}\n")
     assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
-
-
-@pytest.mark.parametrize(
-    "text, names",
-    [
-        (f"[{GOOD}, {GOOD}]", [", item 1", ", item 2"]),
-        (json.dumps([json.loads(GOOD)] * 2, indent=2), [", item 1", ", item 2"]),
-        (json.dumps(json.loads(GOOD), indent=2), [""]),
-        ("\ufeff" + GOOD, [", line 1"]),
-    ],
-    ids=["list", "pretty list", "pretty object", "BOM"],
-)
-def test_json_that_is_not_in_lines(tmp_path, text, names):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(text)
-    found = read_chats(path)
-    assert [chat.name for chat in found] == [f"{path}{name}" for name in names]
-    assert all(chat.messages == (USER, LAST) for chat in found)
-
-
-def test_json_objects_over_several_lines_each_are_named(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps(json.loads(GOOD), indent=2) * 2)
-    with pytest.raises(ValueError, match="line 1 is not valid JSON: .* only the beginning of a va"):
-        read_chats(path)
-    path.write_text("[3]")
-    with pytest.raises(ValueError, match="item 1 must be a JSON object, not 3"):
-        read_chats(path)
-
-
-def test_a_byte_order_mark_is_not_learned(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("\ufeffabc")
-    assert read_chats(path)[0].text == "abc"
 
 
 def test_the_split_depends_on_contents_only():

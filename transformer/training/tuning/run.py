@@ -9,8 +9,8 @@ from torch import Tensor
 from transformer.generation.progress import Progress
 from transformer.model.decoder import Transformer
 from transformer.model.files import parse_json, read_json, read_text, write_text
+from transformer.model.logprobs import token_logprobs
 from transformer.model.weights import find_checkpoint, load_model, save_model
-from transformer.training.logprobs import token_logprobs
 from transformer.training.lora import add_adapters
 from transformer.training.recompute import recompute_activations
 from transformer.training.run import LOG, Forward, Recipe, Training, rows_of

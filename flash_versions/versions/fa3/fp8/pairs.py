@@ -191,6 +191,18 @@ def sums(p):
 
 
 @gluon.jit
+def softmax_step(s, row_max, row_sum, scale_log2, shift, weight, OF_BLOCKS: gl.constexpr):
+    """A step of the online softmax, as `algebra.softmax_step`: (p, row_max, row_sum, alpha). p is
+    2^shift times as large, and row_sum (`wgmma.RowSums`) grows by weight times the sum of it.
+    """
+    new_max = gl.maximum(row_max, largest(s, row_max) * scale_log2)
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet
+    p = powers(s, scale_log2, pivot, shift, OF_BLOCKS)
+    alpha = gl.exp2(row_max - pivot)
+    return p, new_max, row_sum.grown(alpha, sums(p), weight), alpha
+
+
+@gluon.jit
 def hidden(s, first_seen, second_seen):
     """Pairs, -inf for the keys that are not seen."""
     kept = gl.where(first_seen, LEFT, 0) | gl.where(second_seen, RIGHT, 0)

@@ -110,8 +110,10 @@ class HopperConfig:
 
 
 def default_config(request: Request) -> HopperConfig:
-    """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
-    if prefers_order(request):
+    """The fastest configuration that was found on an H200 (docs/understand/log.md). With
+    batch_invariant, blocks of keys depend on the head dims only.
+    """
+    if not request.batch_invariant and prefers_order(request):
         scheduler = "static" if request.window_right is None else "dynamic"
         return HopperConfig(
             3, stages=3, q_stages=1, o_columns=64, overlap=False, ping_pong=False,
@@ -127,7 +129,8 @@ def overlapping_config(request: Request) -> HopperConfig:
 
 def other_bytes(request: Request) -> int:
     """What a program may have in shared memory beside tiles, with three slots of K."""
-    return OTHER_BYTES + request.has_intervals * INTERVAL_BYTES
+    with_intervals = request.has_intervals or request.batch_invariant
+    return OTHER_BYTES + with_intervals * INTERVAL_BYTES
 
 
 def prefers_order(request: Request) -> bool:

@@ -74,7 +74,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
+from flash_versions.versions.fa3.fp8.pairs import softmax_step
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
@@ -85,11 +85,13 @@ from flash_versions.versions.fa3.hopper.panels import (
     moved,
     multiply_pv,
     multiply_qk,
+    per_row,
     rounded,
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
+from flash_versions.versions.fa3.hopper.totals import Totals, merge_rows
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
@@ -159,15 +161,17 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
 
 
 @gluon.jit
-def first_state(problem, buffers):
-    """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`)."""
+def first_state(problem, buffers, SPLIT: gl.constexpr = 0):
+    """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`), which
+    with splits comes last.
+    """
     FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
     scores: gl.constexpr = accumulator_layout(problem.BLOCK_KV, FP8)
     rows: gl.constexpr = gl.SliceLayout(1, scores)
     acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     row_sum = no_sums(problem.BLOCK_KV, scores)
-    if problem.mods.SINK:
+    if problem.mods.SINK and SPLIT == 0:
         sink = problem.sinks(WARPGROUP_ROWS, rows)
         row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
         row_sum = row_sum.spread(gl.where(row_max == float("-inf"), 0.0, 1.0))
@@ -176,31 +180,27 @@ def first_state(problem, buffers):
 
 @gluon.jit
 def fold_scores(s, row_max, row_sum, problem, scales, block):
-    """A step of the online softmax: (p, row_max, row_sum, alpha), as `algebra.softmax_step`.
-
-    In FP8, p is 2^shift times as large, and row_sum grows by weight times the sum of it.
-    """
+    """A step of the online softmax: (p, row_max, row_sum, alpha)."""
     # In 16 bits, shift is 0 and weight 1.
     scale_log2, shift, weight = scales.of_block(problem, block)
-    new_max = gl.maximum(row_max, largest(s, row_max) * scale_log2)
-    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet
-    p = powers(s, scale_log2, pivot, shift, scales.PER_BLOCK)
-    alpha = gl.exp2(row_max - pivot)
-    return p, new_max, row_sum.grown(alpha, sums(p), weight), alpha
+    return softmax_step(s, row_max, row_sum, scale_log2, shift, weight, scales.PER_BLOCK)
 
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER: gl.constexpr
-):
+    problem, schedule, scales, buffers, totals, q, q_stage, stage, query, begin, end,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
-    K and V).
+    K and V). Of rows in several splits (`totals.py`) it is the state of the last one.
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(problem, buffers)
+    acc, row_max, row_sum = first_state(problem, buffers, totals.SPLIT)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
+    first_split = totals.split_of(block)
+    split = first_split
     buffers.k.wait(stage)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])
     buffers.k.release(stage)
@@ -235,12 +235,20 @@ def attend(
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
+        split_before, max_before, sum_before = split, row_max, row_sum
+        split = totals.split_of(block)
+        if totals.SPLIT > 0:
+            row_max = gl.where(split == split_before, row_max, float("-inf"))
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
         acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
+        if totals.SPLIT > 0:
+            if split != split_before:  # alpha is 0, so acc and row_sum begin anew
+                kept = split_before != first_split
+                totals.close(acc, max_before, sum_before.total(), kept, CONSUMER)
         acc = acc.rescaled(alpha)
     buffers.q.release(q_stage)
     buffers.v.wait(stage)
@@ -287,7 +295,25 @@ def attend_in_order(
 
 
 @gluon.jit
-def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER: gl.constexpr):
+def with_total(problem, totals, acc, row_max, row_sum, begin, end, CONSUMER: gl.constexpr):
+    """(acc, row_max, row_sum) of all splits of a consumer's rows, and of their sink."""
+    first, last = problem.block_of(problem.entry(end - 1)), problem.block_of(problem.entry(begin))
+    row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
+    if totals.split_of(first) != totals.split_of(last):
+        acc, row_max, row_sum = totals.merged(acc, row_max, row_sum, CONSUMER)
+    if problem.mods.SINK:
+        layout: gl.constexpr = row_max.type.layout
+        sink = gl.zeros([WARPGROUP_ROWS], gl.float32, layout)
+        sink += problem.sinks(WARPGROUP_ROWS, layout)
+        row_max, row_sum, alpha, _ = merge_rows(row_max, row_sum, sink, 1.0)
+        acc = acc.rescaled(alpha)
+    return acc, row_max, row_sum
+
+
+@gluon.jit
+def consume(
+    problem, schedule, scales, buffers, totals, scheduler, o, lse_out, CONSUMER: gl.constexpr
+):
     """A consumer: 64 rows of each tile."""
     tile = gl.program_id(0)
     round = 0
@@ -308,8 +334,9 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         if schedule.OVERLAP:
             acc, row_max, row_sum, stage = attend(
-                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
-            )
+                mine, schedule, tile_scales, buffers, totals, q, q_stage, stage, query, begin, end,
+                CONSUMER
+            )  # fmt: skip
         else:
             acc, row_max, row_sum, stage = attend_in_order(
                 mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
@@ -318,7 +345,12 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
-        out, lse = acc.finalized(row_max, row_sum.total())
+        row_sum = row_sum.total()
+        if totals.SPLIT > 0:
+            acc, row_max, row_sum = with_total(
+                mine, totals, acc, row_max, row_sum, begin, end, CONSUMER
+            )
+        out, lse = acc.finalized(row_max, row_sum)
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         mine.store_lse(lse_out, lse, sequence, head, query)
@@ -356,6 +388,7 @@ def forward_kernel(
     k_scale,
     v_scale,
     v_reference,
+    totals,
     q_length,
     kv_length,
     heads,
@@ -398,6 +431,7 @@ def forward_kernel(
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
     SCHEDULER: gl.constexpr,
+    SPLIT: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
@@ -412,6 +446,7 @@ def forward_kernel(
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
+    totals = Totals(totals, CONSUMERS, SPLIT)
     schedule = Schedule(CONSUMERS, Q_STAGES, OVERLAP, PING_PONG, LATE_WAIT)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
@@ -426,8 +461,8 @@ def forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
-                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 1)),
                 (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 1],
@@ -436,9 +471,9 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
-                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
-                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 2)),
+                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 2)),
                 (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 4, 1],

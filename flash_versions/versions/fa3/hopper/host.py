@@ -16,6 +16,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa2.splits import FULL
 from flash_versions.versions.fa3.forward import L2_BYTES, MAX_SECTION, choose_config
+from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
     default_config,
@@ -273,8 +274,8 @@ def kind_of(request: Request) -> tuple | None:
         given = *given, request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths
         given = *given, request.kv_starts
     return (
-        devices[q.device], q.device, q.dtype, head_dim, head_dim_v, heads // kv_heads,
-        request.window_left is None, right if right is None else right > 0,
+        request.batch_invariant, devices[q.device], q.device, q.dtype, head_dim, head_dim_v,
+        heads // kv_heads, request.window_left is None, right if right is None else right > 0,
         request.softcap is None, *[x if x is None else form_of(x) for x in given], ragged,
         request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
         first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
@@ -325,6 +326,7 @@ def make_plan(
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
+            "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
             # Of 64 K registers; Triton counts the producer's warp as a warpgroup.
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,
@@ -385,6 +387,7 @@ def measure(plan: Plan, request: Request) -> Sizes:
     lse = (batch, heads, length), (heads * length, length, 1)
     grid, numbers = (num_programs(request, plan.config),), numbers_of(request, plan.config)
     optional = about["LISTED"] or about["RAGGED"] or about["ALIBI"] or about["SINK"]
+    optional = optional or about.get("SPLIT")
     is_plain = not (optional or about["FP8"] or about["PANELS"] + about["PANELS_V"] > 2)
     of_q, of_k, of_v = [(x.shape, x.stride()) for x in (q, k, v)]
     return Sizes(of_q, of_k, of_v, o, lse, request.out_dtype, grid, numbers, is_plain)
@@ -395,7 +398,7 @@ class Forward:
     be absent.
     """
 
-    def __init__(self, plan: Plan, others: tuple[torch.Tensor | None, ...] = ()) -> None:
+    def __init__(self, plan: Plan, others: tuple[torch.Tensor | None, ...] = (None,)) -> None:
         self.plan, self.others = plan, others
 
     def __call__(self, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -484,15 +487,18 @@ def launch(
     request: Request,
     boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
-    others: tuple[torch.Tensor | None, ...] = (),
+    others: tuple[torch.Tensor | None, ...] = (None,),
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`.
+    `Scales`. Others: further tensors of FA4's kernel, which may be absent; of FA3's, `Totals`.
     """
     q, k, v, config = request.q, request.k, request.v, plan.config
     device = q.device
     o = empty(sizes.o, sizes.dtype, device)
     lse = empty(sizes.lse, torch.float32, device)
+    if plan.constants.get("SPLIT"):
+        rows, width = sizes.grid[0] * config.block_q, sum(panel_widths(v.shape[3]))
+        others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
     absent: Any = plan.absent(lse)
     claims = counters.take(device) if config.scheduler == "dynamic" else absent
     if sizes.is_plain:

@@ -238,9 +238,3 @@ def draw_bar(ax: Axes, row: float, colour: str, start: float, end: float, name: 
     ax.broken_barh([(start, end - start)], (row - 0.36, 0.72), facecolor=colour, edgecolor="white")
     middle = (start + end) / 2
     ax.text(middle, row, name, ha="center", va="center", fontsize=7, color="white")
-
-
-def data() -> dict[str, object]:
-    """What the picture is drawn from."""
-    found, core, starts = bars()
-    return {"lines": loop(), "bars": found, "core": core, "starts": starts}

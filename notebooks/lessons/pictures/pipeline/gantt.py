@@ -2,7 +2,6 @@
 
     gantt.schedules()        no overlap, overlap, ping-pong and both, on one axis of time
     gantt.against_measured() what the simulator says of them, beside the measured ablation
-    gantt.beside_trace()     the simulated program above a traced one
 
 `simulator.py` has the rules. The durations are of the committed trace, see `measured_durations`.
 """
@@ -17,7 +16,6 @@ from matplotlib.patches import Patch
 
 from flash_versions.bench.results import read_results, shapes
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
-from flash_versions.plot.timeline import Interval, merged
 from lessons.pictures.pipeline.simulator import TENSOR_CORE, Durations, Task, simulate, total
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 
@@ -231,61 +229,10 @@ def against_measured() -> Figure:
     return figure
 
 
-def traced_window(blocks: int = 4) -> tuple[dict[str, list[Interval]], float]:
-    """The consumers of the first traced program from their first product on for so many blocks:
-    ({role: intervals}, cycles).
-    """
-    roles = read_results()["trace"]["programs"][0]["roles"]
-    consumers = {r: merged(x) for r, x in roles.items() if r.startswith("consumer")}
-    zero = min(start for x in consumers.values() for state, start, _ in x if state == "score")
-    end = zero
-    for intervals in consumers.values():
-        scores = [(a, b) for state, a, b in intervals if state == "score"]
-        end = max(end, scores[blocks][0])
-    window = {
-        role: [(s, a - zero, min(b, end) - zero) for s, a, b in x if zero <= a < end]
-        for role, x in consumers.items()
-    }
-    return window, end - zero
-
-
-@styled
-def beside_trace(blocks: int = 4) -> Figure:
-    """The simulated program with both tricks above the traced one, at the same scale."""
-    window, length = traced_window(blocks)
-    tasks = simulate(measured_durations(), blocks + 2)
-    zero = min(t.start for t in tasks if t.unit == TENSOR_CORE)
-    tasks = [t._replace(end=min(t.end, zero + length)) for t in tasks if t.start < zero + length]
-    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    draw_program(above, tasks, read_results()["trace"]["what"]["S"] // KEYS - 1, zero)
-    above.set_title("simulated: overlap and ping-pong", loc="left")
-    colours = {"score": BLUE, "softmax": SKY, "correct": VERMILION}
-    for row, intervals in enumerate(window.values()):
-        for state, start, end in intervals:
-            if state in colours:
-                colour = CONSUMER_COLOURS[row] if state == "score" else colours[state]
-                below.broken_barh(
-                    [(start, end - start)], (row - 0.4, 0.8), color=colour, linewidth=0
-                )
-    below.set_yticks(range(len(window)), list(window))
-    below.set_ylim(len(window) - 0.4, -0.6)
-    below.grid(visible=False, axis="y")
-    below.set_title(
-        "traced on an H200: at the products until S is there; softmax; correct", loc="left"
-    )
-    below.set_xlim(0, length)
-    below.set_xlabel("cycles since the first product")
-    legend(figure)
-    return figure
-
-
 def data() -> dict[str, object]:
     """What the committed figures of this module are drawn from."""
     durations = measured_durations()
     return {
         "durations": durations,
         "runs": {name: simulate(durations, 4, *s) for name, s in VARIANTS.items()},
-        "speeds": speeds(),
-        "trace": traced_window(),
     }

@@ -151,8 +151,3 @@ def decision(ax: Axes) -> None:
     half = -(-len(lines) // 2)
     for x, part in ((-3.3, lines[:half]), (7.6, lines[half:])):
         ax.text(x, 0.7, "\n".join(part), ha="left", va="top", fontsize=7, linespacing=1.35)
-
-
-def data() -> dict[str, object]:
-    """What the committed figure of this module is drawn from."""
-    return {"table": TABLE, "meaning": [[*key, what] for key, what in MEANING.items()]}

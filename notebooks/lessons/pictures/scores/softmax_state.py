@@ -5,13 +5,13 @@ row_max (rows,), row_sum (rows,), and acc or o (rows, head_dim); `j` is its KV b
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, PALE, SKY, VERMILION, styled
+from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 
 ROWS = (0, 1, 2, 3)
 PANELS = {
@@ -19,7 +19,6 @@ PANELS = {
     "l": "l, the sum of exponentials",
     "acc": "acc, its length",
 }
-COLOURS = {"m": BLUE, "l": VERMILION, "acc": GREEN}
 
 
 class Step(Protocol):
@@ -59,73 +58,17 @@ def name_of(step: Step) -> str:
     return "acc" if "acc" in step.after else "o"
 
 
-@styled
-def bars(step: Step, rows: Sequence[int] = ROWS) -> Figure:
-    """m, l and the length of acc of a few rows, before one block and after it."""
-    figure = Figure(figsize=(9.0, 2.9), layout="constrained")
-    before, after = state(step.before, rows), state(step.after, rows)
-    for ax, (name, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items()):
-        places = np.arange(len(rows))
-        low = finite_floor(before[name], after[name])
-        for shift, values, colour, hatch, label in (
-            (-0.2, before[name], PALE, "//", "before"),
-            (0.2, after[name], COLOURS[name], "", "after"),
-        ):
-            heights = np.where(np.isfinite(values), values, low)
-            ax.bar(
-                places + shift,
-                heights - low,
-                0.38,
-                bottom=low,
-                color=colour,
-                hatch=hatch,
-                edgecolor="#888888",
-                linewidth=0.5,
-                label=label,
-            )
-            for place, value in zip(places, values):
-                if not np.isfinite(value):
-                    ax.text(place + shift, low, "-inf", ha="center", va="bottom", fontsize=7)
-        ax.set_xticks(places, [f"row {row}" for row in rows])
-        ax.grid(visible=False, axis="x")
-        ax.set_title(title.replace("acc", name_of(step)), loc="left")
-        ax.margins(y=0.15)
-    figure.legend(
-        *ax.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=8,
-        frameon=False,
-    )
-    figure.suptitle(f"KV block {step.j}", x=0.01, ha="left")
-    return figure
-
-
-def finite_floor(*values: np.ndarray) -> float:
-    """Where bars stand: 0, or below the least maximum."""
-    found = np.concatenate([v[np.isfinite(v)] for v in values])
-    return float(min(0.0, found.min() * 1.1)) if found.size else 0.0
-
-
-@styled
-def over_blocks(steps: Sequence[Step], rows: Sequence[int] = ROWS) -> Figure:
-    """m, l and the length of acc of a few rows after each block of one query tile."""
-    return drawn(steps, len(steps) - 1, rows)
-
-
-@styled
-def frame(moment: tuple[Sequence[Step], int], rows: Sequence[int] = ROWS) -> Figure:
-    """`over_blocks` up to one block: a picture of `film(frames(steps), frame, caption)`."""
-    return drawn(*moment, rows)
-
-
 def frames(steps: Sequence[Step]) -> list[tuple[Sequence[Step], int]]:
     """A moment for each step."""
     return [(steps, index) for index in range(len(steps))]
 
 
-def drawn(steps: Sequence[Step], last: int, rows: Sequence[int]) -> Figure:
-    """The state after each block up to number `last`; its axes are those of all blocks."""
+@styled
+def frame(moment: tuple[Sequence[Step], int], rows: Sequence[int] = ROWS) -> Figure:
+    """m, l and the length of acc of a few rows after each block of one query tile, up to one block;
+    the axes are those of all blocks. A picture of `film(frames(steps), frame, caption)`.
+    """
+    steps, last = moment
     states = [state(step.after, rows) for step in steps]
     figure = Figure(figsize=(9.0, 3.0), layout="constrained")
     colours, markers = (BLUE, ORANGE, GREEN, VERMILION, SKY, INK), "osD^vX"
@@ -157,28 +100,3 @@ def limits(ax: Axes, values: np.ndarray, blocks: int) -> None:
     room = 0.1 * (high - low) or 0.5
     ax.set_ylim(low - room, high + room)
     ax.set_xlim(-0.3, blocks - 0.7)
-
-
-def example(blocks: int = 6, rows: int = 4, seed: int = 0) -> list[Any]:
-    """Steps of the online softmax in NumPy, for a picture without a kernel: (j, before, after)."""
-    from types import SimpleNamespace
-
-    random = np.random.default_rng(seed)
-    now = {
-        "row_max": np.full(rows, -np.inf),
-        "row_sum": np.zeros(rows),
-        "acc": np.zeros((rows, 4)),
-    }
-    steps = []
-    for j in range(blocks):
-        s, v = random.normal(size=(rows, 4)) * 2, random.normal(size=(4, 4))
-        new = np.maximum(now["row_max"], s.max(1))
-        p, alpha = np.exp(s - new[:, None]), np.exp(now["row_max"] - new)
-        after = {
-            "row_max": new,
-            "row_sum": alpha * now["row_sum"] + p.sum(1),
-            "acc": alpha[:, None] * now["acc"] + p @ v,
-        }
-        steps.append(SimpleNamespace(j=j, before=now, after={**after, "s": s, "v": v}))
-        now = after
-    return steps

@@ -1,6 +1,4 @@
-"""The tiles of S and the order in which they are visited, as figures and as frames of a film."""
-
-from typing import NamedTuple
+"""The tiles of S and the order in which they are visited, as figures."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,29 +13,11 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COMPARED = ("paper", "fa1", "fa2", "fa4")
 
 
-class Frame(NamedTuple):
-    """One moment of a film: the visits up to number `step` have been made."""
-
-    version: str
-    visits: list[Visit]
-    blocks: int
-    step: int
-
-
-@styled
-def order(version: str, blocks: int = 6, causal: bool = True) -> Figure:
-    """One S matrix of square tiles: a number for each visit, in the order of its program. Programs
-    run at the same time, so each row begins at 1; the paper's loop is one program.
-    """
-    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
-    draw_order(figure.subplots(), version, blocks, causal)
-    legend(figure)
-    return figure
-
-
 @styled
 def compare(causal: bool = True, versions: tuple[str, ...] = COMPARED, blocks: int = 6) -> Figure:
-    """`order` of several versions side by side."""
+    """S in square tiles, of several versions: a number for each visit, in the order of its program.
+    Programs run at the same time, so each row begins at 1; the paper's loop is one program.
+    """
     figure = Figure(figsize=(9.5, 9.5 / len(versions) + 0.8), layout="constrained")
     axes = figure.subplots(1, len(versions), squeeze=False).flatten()
     for ax, version in zip(axes, versions):
@@ -59,10 +39,8 @@ def draw_order(ax: Axes, version: str, blocks: int, causal: bool) -> None:
     ax.set_title(NAMES[version], loc="left")
 
 
-def draw(ax: Axes, found: list[Visit], blocks: int, step: int | None = None) -> None:
-    """Tiles of S with the numbers of their visits within their program; until `step`, whose tile
-    gets a frame, or all.
-    """
+def draw(ax: Axes, found: list[Visit], blocks: int) -> None:
+    """Tiles of S with the numbers of their visits within their program."""
     bare(ax)
     ax.set_xlim(-0.5, blocks - 0.5)
     ax.set_ylim(blocks - 0.5, -0.5)
@@ -73,15 +51,10 @@ def draw(ax: Axes, found: list[Visit], blocks: int, step: int | None = None) -> 
             colour = "white" if (tile, block) in seen else UNSEEN
             square_at(ax, tile, block, colour)
     begun: dict[int, int] = {}
-    shown = found if step is None else found[: step + 1]
-    for visit in shown:
+    for visit in found:
         begun[visit.program] = begun.get(visit.program, 0) + 1
         square_at(ax, visit.tile, visit.block, CUT if visit.masked else FULL, visit.masked)
         ax.text(visit.block, visit.tile, str(begun[visit.program]), ha="center", va="center")
-    if step is not None and shown:
-        last = shown[-1]
-        place = (last.block - 0.46, last.tile - 0.46)
-        ax.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor=INK, linewidth=2.5))
     ax.set_xlabel("KV blocks")
 
 
@@ -101,29 +74,6 @@ def legend(figure: Figure) -> None:
         Patch(facecolor=UNSEEN, edgecolor="#bbbbbb", label="never visited"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-
-
-def frames(version: str, blocks: int = 4, causal: bool = True) -> list[Frame]:
-    """The visits one after the other, for `film(frames(...), frame, caption)`."""
-    found = visits(version, square(blocks, causal))
-    return [Frame(version, found, blocks, step) for step in range(len(found))]
-
-
-@styled
-def frame(moment: Frame) -> Figure:
-    """One picture of a film of `frames`."""
-    figure = Figure(figsize=(4.4, 4.2), layout="constrained")
-    ax = figure.subplots()
-    draw(ax, moment.visits, moment.blocks, moment.step)
-    ax.set_title(f"{NAMES[moment.version]}, visit {moment.step + 1}", loc="left")
-    legend_frame(figure)
-    return figure
-
-
-def legend_frame(figure: Figure) -> None:
-    """The colours of a frame."""
-    handles = [Patch(facecolor=FULL, label="no mask"), Patch(facecolor=CUT, label="masked")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
 
 
 WALKS = {
@@ -186,11 +136,3 @@ def draw_walked(ax: Axes, walked: Walked, tiles: int) -> None:
         fontsize=7,
         color="white" if share > 0.45 else INK,
     )
-
-
-def data() -> dict[str, object]:
-    """What the committed figures of this module are drawn from."""
-    return {
-        "visits": {version: visits(version, square(6, True)) for version in COMPARED},
-        "walks": walks(4, 3, 5, True),
-    }

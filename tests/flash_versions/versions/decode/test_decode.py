@@ -10,7 +10,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
-from tests.compile.compiled import compiled
 from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.kernels.watch import told
 from tests.helpers.rotation import rotated
@@ -104,16 +103,6 @@ def test_the_reduction_of_several_rounds(num_splits, device, monkeypatch):
     assert_decodes(request, config)
 
 
-@pytest.mark.parametrize(
-    "given", [{"dtype": torch.float32}, {"M": 9, "batch": 1}], ids=["fp32", "many rows"]
-)
-def test_what_is_left_to_the_ordinary_kernel(given, device):
-    request = make_request(*inputs(device, **given), causal=True, num_splits=3)
-    assert not decode.decodes(request)
-    o, lse, _ = fa2.forward(request)
-    assert_right(request, o, lse)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls of simulated kernels")
 def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
     calls, count = [], lambda *given: calls.append(1)
@@ -123,41 +112,6 @@ def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
         attention(q, k, v, causal=True, version=version)
         assert calls, version
         calls.clear()
-
-
-@pytest.mark.slow
-def test_what_the_compiler_makes_of_it():
-    """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits. Of
-    shares, as many blocks are under way with pages as without.
-    """
-    split, reduction, *whole = compiled("kernels.decode")
-    shares = compiled("kernels.decode", "shares")
-    assert [row["kernel"] for row in shares] == ["shares_kernel", "combine_kernel"] * 3
-    for row in (split, *whole, *shares[::2]):
-        assert not row["spills"] and row["shared"] <= 227 * 1024 and not row["early"], row
-        assert row["copied"] and set(row["copied"]) == {"0x10"} and row["mma_sync"], row
-        waits = "launch_dependents" in row["dependency"]
-        assert waits == (row not in whole) and "wait" not in row["dependency"], row
-    assert all(row["loops"] == [0] for row in (split, *whole))
-    assert all(row["waits"] == shares[0]["waits"] and row["waits"][0] > 0 for row in shares[::2])
-    for row in (reduction, *shares[1::2]):
-        assert row["dependency"] == ["launch_dependents", "wait"] and row["early"], row
-
-
-@pytest.mark.gpu
-@pytest.mark.large(16)
-@pytest.mark.parametrize(
-    ("batch", "length"), [(b, n) for b in (1, 3, 40) for n in (1, 100, 8191, 50_001) if b * n < 4e5]
-)
-def test_splits_of_the_heuristic(batch, length):
-    """The first sequence and the last one are held against the oracle, which takes much memory."""
-    tensors = inputs("cuda", batch=batch, N=length, heads=32, kv_heads=8, head_dim=128)
-    request = make_request(*tensors, causal=True)
-    assert decode.decodes(request)
-    o, lse, _ = fa2.forward(request)
-    for row in {0, batch - 1}:
-        q, k, v, o_row, lse_row = (x[row : row + 1] for x in (*tensors, o, lse))
-        assert_right(make_request(q, k, v, causal=True), o_row, lse_row)
 
 
 @pytest.mark.gpu

@@ -249,16 +249,6 @@ def test_the_baseline_is_fp8_too(device):
     assert torch.allclose(lse, attention_reference(*dequantised)[1])
 
 
-def test_scores_whose_scale_underflows(device):
-    """A product of tiny scales is 0 in fp32, and 0 times the -inf of a mask would be NaN."""
-    q, k, v = (torch.randn(1, 20, 2, 32, device=device, dtype=torch.bfloat16) for _ in range(3))
-    check(q * 2.0**-70, k * 2.0**-70, v, causal=True, precision="fp8")
-    check(q * 2.0**-70, k * 2.0**-70, v, causal=True, precision="fp8:head")
-    tiny = torch.tensor([1e-23], device=device)
-    eight = (x.to(E4M3) for x in (q, k, v))
-    check(*eight, q_descale=tiny, k_descale=tiny)
-
-
 def test_descales_that_are_refused(device):
     q, k, v = quantised(device, E4M3, heads=2, kv_heads=2, batch=1)
     scale = torch.ones(1, device=device)

@@ -144,14 +144,11 @@ CASES = {
     "causal": (300, 300, 64, {"causal": True}),
     "causal, more keys": (130, 500, 64, {"causal": True}),
     "window": (300, 400, 64, {"window": (100, 50)}),
-    "window to the left": (300, 300, 64, {"window": (130, None)}),
-    "window to the right": (200, 300, 64, {"window": (None, 100)}),
     "slopes, sink": (200, 300, 64, {"alibi_slopes": torch.rand(2), "sink": torch.rand(2)}),
     "80 dims": (200, 300, 80, {"causal": True}),
     "two panels": (200, 300, 96, {"causal": True}),
     "halves": (130, 300, 160, {}),
     "a pair": (130, 300, 192, {}),
-    "64 keys": (130, 250, 256, {"causal": True}),
 }
 
 
@@ -163,17 +160,6 @@ def test_the_order_of_additions(case, grid, order):
     recorder = check(random_request(M, N, D=D, **options), block_kv=64 if D == 256 else 128)
     dims = {dim for _, _, _, dim in recorder.added}
     assert dims == {80: {0, 64}, 96: {0, 64}, 192: set(range(0, 192, 32))}.get(D, dims)
-
-
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_random_masks(seed):
-    """Lengths, windows and groups at random; several sequences."""
-    torch.manual_seed(seed)
-    M, N = torch.randint(1, 400, (2,)).tolist()
-    left, right = (None if torch.rand(()) < 0.4 else int(torch.randint(0, 300, ())) for _ in "lr")
-    kv_heads, group = 1 + seed % 2, 1 + seed // 2
-    with using_grid(list(GRIDS)[seed % len(GRIDS)]):
-        check(random_request(M, N, kv_heads * group, kv_heads, batch=2, window=(left, right)))
 
 
 @pytest.mark.parametrize("schedule", [BackwardConfig(early=True), BackwardConfig(block_q=128)])
@@ -254,31 +240,10 @@ def test_counters_may_hold_anything_before(monkeypatch):
     check(random_request(200, 300, causal=True))
 
 
-PARTED = {  # a head's first tiles see few queries only with a bound on the left
-    "causal": ("one by one", 200, 400, {"causal": True}),
-    "no mask": ("one by one, backwards", 200, 260, {}),
-    "a bound on the left": ("one by one", 200, 400, {"window": (100, None)}),
-    "a window": ("one by one, backwards", 200, 400, {"window": (150, 0)}),
-}
-
-
-@pytest.mark.parametrize("case", PARTED)
-def test_parts_of_a_head_wait_for_no_later_ticket(case):
-    """Groups of 4 in 4 parts."""
-    grid, M, N, options = PARTED[case]
-    request = random_request(M, N, heads=4, kv_heads=1, **options)
-    with using_grid(grid):
-        found, do, _ = differentiate(request, BackwardConfig(stages=2, parts=4))
-    assert_ok(assess_request(found, request, do))
-
-
 @pytest.mark.parametrize(("head_dim", "tokens", "heads", "group", "causal", "section"), [
     (64, 8192, 32, 1, False, 4),
-    (128, 8192, 16, 1, True, 2),
     (128, 2048, 16, 4, True, 2),  # parts
-    (256, 16384, 8, 4, True, 1),
     (128, 512, 16, 1, False, 33),  # short heads
-    (128, 2048, 16, 1, False, 8),
 ])  # fmt: skip
 def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, section):
     """Of 16384 tokens, on a GPU of 132 SMs; the parts of a head count as heads."""
@@ -287,14 +252,3 @@ def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, sectio
     request = make_request(q, k, k, causal=causal, deterministic=True)
     with devices.assume(gpu(132)):
         assert config.heads_of_section(request, default_config(request)) == section
-
-
-@pytest.mark.parametrize(("D", "grid"), list(zip((64, 192), list(GRIDS)[2:])), indirect=["grid"])
-def test_short_heads_alternate(D, grid):
-    """All of them, as on a GPU that has a multiprocessor for each of their tiles."""
-    request = random_request(70, 300, 6, 6, D=D)
-    schedule = default_config(request)
-    with devices.assume(gpu(132)):
-        section = config.heads_of_section(request, schedule)
-    assert section == 6 > config.MOST_ALTERNATING
-    check(request, replace(schedule, section=section))

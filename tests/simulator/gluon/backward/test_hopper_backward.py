@@ -11,12 +11,12 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.gluon.machine import ORDERS, using
 from flash_versions.versions.fa3.hopper.backward import host
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv, taken
-from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
+from tests.simulator.gluon.orders import in_every_order, in_turn
 
 FP16 = torch.float16
 USUAL = BackwardConfig()
@@ -68,19 +68,6 @@ def test_every_schedule(name, order):
 def test_causal_tiles(M, N, order):
     check_gradients(USUAL, *qkv(M, N, 1, 64), causal=True)
     check_gradients(SCHEDULES["many queries"], *qkv(M, N, 1, 64), window=(None, 70))
-
-
-OPTIONS = [
-    (64, {"window": (64, 10)}), (64, {"window": (70, None)}), (128, {"softcap": 2.0}),
-    (128, {"window": (100, None), "causal": True}), (256, {"softcap": 30.0, "window": (100, 50)}),
-    (256, {"window": (None, 70)}),
-]  # fmt: skip
-
-
-@in_turn("D options", OPTIONS)
-def test_windows_and_softcap(D, options, order):
-    M, N = (200, 300) if "softcap" in options else (300, 200)
-    check_gradients(None, *qkv(M, N, 1, D), **options)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -148,26 +135,6 @@ def test_head_dims(place, order):
     if "cu_seqlens_q" in options:
         inputs = [x[0] for x in inputs]
     check_gradients(None, *inputs, **options)
-
-
-PAIR = {"halves": False, "pair": True}  # where halves fit, too
-DIVISIONS = {
-    "early, 96": (96, 96, {"early": True}),
-    "at once, 80": (80, 80, {}),
-    "halves": (192, 128, {}),
-    "pair": (192, 192, {}),
-    "pair, 160": (160, 160, PAIR),
-    "64 keys": (192, 192, {"block_kv": 64, "panels": False, "halves": False, "pair": False}),
-}
-
-
-@by_order
-@pytest.mark.parametrize("name", DIVISIONS)
-def test_every_division_of_dims_in_every_order(name, order):
-    D, D_v, switches = DIVISIONS[name]
-    inputs = qkv(130, 100, 2, D, kv_heads=1, D_v=D_v)
-    chosen = replace(default_config(make_request(*inputs)), **switches)
-    check_gradients(chosen, *inputs)
 
 
 @pytest.mark.parametrize("D", [72, 144])

@@ -14,7 +14,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.gluon.machine import ORDERS
 from flash_versions.versions.fa3.hopper.backward import problem, rows
-from flash_versions.versions.fa3.hopper.backward.config import default_config, heads_of_section
+from flash_versions.versions.fa3.hopper.backward.config import default_config
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.backward.test_deterministic import GRIDS, using_grid
@@ -143,16 +143,3 @@ def test_what_is_chosen(head_dim, tokens, heads, kv_heads, options, parts):
     for sms, expected in ((1, 1), (132, parts)):
         with devices.assume(gpu(sms)):
             assert default_config(request).parts == expected
-
-
-@pytest.mark.parametrize(("tokens", "options", "key_heads"), [
-    (2048, CAUSAL, 8),  # 128 tiles: those of all heads
-    (8192, CAUSAL, 1),  # 512: of as many heads as fit in the cache
-    (6144, PROMPT, 8), (2048, {}, 1),
-])  # fmt: skip
-def test_where_the_heaviest_tiles_of_all_heads_come_first(tokens, options, key_heads):
-    q = torch.empty(1, tokens, 32, 192, dtype=torch.bfloat16)
-    request = make_request(q, q[:, :, :8], q[:, :, :8], **options)
-    with devices.assume(gpu(132)):
-        chosen = default_config(request)
-        assert heads_of_section(request, chosen) == key_heads * chosen.parts

@@ -91,13 +91,12 @@ def test_the_same_bits_in_every_order():
 
 
 # ------------------------------------------------------------------------------- rescaling
-def growing(M, N, queries=slice(None), growth=12.0):
+def growing(M, N, growth=12.0):
     """q, k and v whose scores grow by `growth` or more, in log2 units, from block to block of 128
-    keys as the kernel visits them, the last one first; those of other queries are all the same.
+    keys as the kernel visits them, the last one first.
     """
     q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
-    size = 1 + torch.rand(1, M, 2)
-    q[:, queries, :, 0] = size[:, queries]
+    q[..., 0] = 1 + torch.rand(1, M, 2)
     k[..., 0] = growth * math.log(2) * 8 * ((N - 1 - torch.arange(N)) // 128)[None, :, None]
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
@@ -125,19 +124,3 @@ def test_o_is_rescaled_where_the_maximum_grew_by_more(threshold, growth, expecte
     check(replace(SMALL, threshold=threshold, eighths=0), q, k, v)
     assert len(raised) == 2 * 2 * 2  # heads, tiles, later blocks
     assert any(raised) == expected
-
-
-def test_a_row_does_not_depend_on_its_neighbours():
-    """Rows that are not raised are multiplied by 1 or not at all: the same bits."""
-    results = []
-    for raising in ([], [41]):
-        torch.manual_seed(0)
-        request = make_request(*growing(256, 384, raising))
-        found = attend(request, SMALL)
-        assert_ok(assess_request(found, request))
-        results.append(found.values())
-    others = torch.arange(256) != 41
-    (o, lse), (o_beside, lse_beside) = results
-    assert torch.equal(o[:, others], o_beside[:, others])
-    assert torch.equal(lse[..., others], lse_beside[..., others])
-    assert not torch.equal(o, o_beside)

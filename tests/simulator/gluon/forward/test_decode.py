@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.decode import host as HOST
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import gpu
 from tests.simulator.gluon.orders import by_order, in_turn
 
 CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
@@ -93,12 +91,6 @@ def test_head_dims(dims, page_size, block_kv, order):
     check(*requests([130, 1, 200], page_size, dims=dims), replace(CONFIG, block_kv=block_kv))
 
 
-@pytest.mark.parametrize(("page_size", "shares"), [(32, 2), (64, 5), (128, 2), (192, 5), (256, 2)])
-def test_pages(page_size, shares):
-    """Shorter and longer than a block."""
-    check(*requests([150, 1, 17, 0, 128, 64], page_size), shares=shares)
-
-
 OPTIONS = {
     "full": {"causal": False},
     "window": {"window": (40, None)},
@@ -140,13 +132,6 @@ def test_all_of_one_length():
     check(make_request(q, k, v, causal=True, block_table=table), exact)
 
 
-def test_lengths_from_packed_keys():
-    lengths = [150, 70, 0]
-    request, exact = requests(lengths, 64)
-    cuts = torch.tensor([0, *lengths]).cumsum(0).int()
-    check(request._replace(kv_lengths=None, cu_seqlens_k=cuts), exact)
-
-
 @pytest.mark.parametrize("page_size", [None, 64])
 def test_nan_stays_in_its_sequence(page_size):
     """What is NaN in a sequence reaches its own results, and no other's."""
@@ -168,11 +153,6 @@ def test_nan_stays_in_its_sequence(page_size):
 def test_more_sequences_than_are_scanned_at_once():
     lengths = [int(x) for x in torch.randint(0, 20, (70,))]
     check(*requests(lengths, heads=(1, 1), n=20), shares=9)
-
-
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_slots(slots):
-    check(*requests([200, 3, 130], 16), replace(CONFIG, slots=slots), 2)
 
 
 @pytest.mark.parametrize(
@@ -211,17 +191,6 @@ def test_what_does_not_fit():
 def test_where_it_pays(options, expected, monkeypatch):
     monkeypatch.setattr(HOST, "LONG", 64)
     assert HOST.serves(requests([70, 80], **options)[0]) == expected
-
-
-def test_many_pieces_of_many_rows_are_left_to_gathering():
-    """One key head of 32 query heads and 2 queries: 264 programs have pieces of its only sequence,
-    which FA2 combines on all multiprocessors.
-    """
-    with devices.assume(gpu(132)):
-        few, _ = requests([200] * 16, 64, queries=2, heads=(8, 2))
-        assert HOST.rounds_to_combine(few) == 4 and HOST.pays(few)
-        many, _ = requests([200], 64, queries=2, heads=(32, 1))
-        assert HOST.rounds_to_combine(many) == 16 * 34 and not HOST.pays(many)
 
 
 def test_more_counters_than_are_kept(monkeypatch):

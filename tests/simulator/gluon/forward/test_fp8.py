@@ -17,7 +17,7 @@ from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.quantized import prepare
-from tests.simulator.gluon.hopper import CONFIGS, HOSTS, Watched, small, taken
+from tests.simulator.gluon.hopper import HOSTS, Watched, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -198,25 +198,6 @@ def test_fp16_holds_the_largest_scores_and_their_differences(size):
         check("fa3", SMALL["fa3"], q, k, v, Fp8(scales), scale=0.01 / size)
 
 
-@pytest.mark.parametrize("name, factor", [("q", 1e-4), ("k", 1e-4), ("k", 0.01), ("v", 100.0)])
-def test_blocks_of_very_different_scales(name, factor):
-    """The maximum of a row comes from a block of another scale."""
-    given = dict(zip("qkv", qkv(150, 331, 2, 64)))
-    given[name][:, : 64 if name == "q" else 128] *= factor
-    check("fa3", SMALL["fa3"], *given.values(), causal=True, scale=0.02)
-    check("fa3", SMALL["fa3"], *given.values())
-
-
-@pytest.mark.parametrize("version, switches, sentence", [
-    ("fa3", {"heads": 2}, "share no scale in FP8; use heads=1"),
-    ("fa4", {"eighths": 1}, "eighths=1 is not possible in FP8; 0 is"),
-])  # fmt: skip
-def test_what_is_not_possible_in_fp8(version, switches, sentence):
-    request = make_request(*qkv(10, 10, 2, 64, kv_heads=1), precision="fp8")
-    with pytest.raises(ValueError, match=sentence):
-        attend(version, replace(SMALL[version], **switches), request)
-
-
 # ------------------------------------------------------------------------------- FA4
 @pytest.fixture
 def started(monkeypatch):
@@ -257,36 +238,3 @@ def test_starts_up_to_their_limit(sign, factor, starts, started):
     check("fa4", config, q, k, v, "fp8:head", scale=scale)
     assert bool(started) == starts
     weights_add_up("fa4", config, q, k, "fp8:head", scale=scale)
-
-
-@pytest.mark.parametrize("starts", [False, True])
-@pytest.mark.parametrize("rows", ["all", "one of a warp"])
-def test_every_block_raises_the_reference(rows, starts):
-    """P would outgrow its type if it was not lowered in time."""
-    q, k, v = torch.zeros(1, 150, 2, 64), torch.zeros(1, 330, 2, 64), torch.randn(1, 330, 2, 64)
-    q[:, slice(None) if rows == "all" else torch.arange(150) % 16 == 15, :, 0] = 1.5
-    k[..., 0] = (70 * (330 - torch.arange(330)) / 64)[None, :, None]
-    config = small("fa4", threshold=4.0, starts=starts)
-    scale = 0.025 if starts else None
-    check("fa4", config, *(x.bfloat16() for x in (q, k, v)), "fp8:head", scale=scale)
-
-
-def test_starts_where_they_pay():
-    for precision, D, starts in (
-        ("fp8:head", 128, True), ("fp8:tensor", 80, True), ("fp8:head", 64, False),
-        ("fp8:block", 128, False), ("fp8", 256, False), (None, 128, False),
-    ):  # fmt: skip
-        q = torch.empty(1, 64, 16, D, dtype=torch.bfloat16)
-        q = q.to(E4M3) if precision is None else q
-        chosen = CONFIGS["fa4"].fp8_config(make_request(q, q, q, precision=precision))
-        assert chosen.starts == starts, precision
-        assert chosen.threshold == 3.0, precision
-
-
-@pytest.mark.parametrize(
-    ("keys", "threshold"), [(2, 3), (4096, 3), (4097, 2), (8193, 1), (16385, 1)]
-)
-def test_the_threshold_is_the_largest_that_loses_an_eighth(keys, threshold):
-    q, k = torch.empty(1, 64, 16, 128), torch.empty(1, keys, 16, 128)
-    chosen = CONFIGS["fa4"].fp8_config(make_request(q.bfloat16(), k.bfloat16(), k.bfloat16()))
-    assert chosen.threshold == threshold

@@ -10,7 +10,7 @@ from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper import trace
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fa4.hopper.roles import check
-from tests.simulator.gluon.orders import by_order, in_turn
+from tests.simulator.gluon.orders import in_turn
 
 SMALL = RolesConfig(block_kv=64)
 CONFIGS = {
@@ -86,20 +86,3 @@ def assert_same_work(program, consumers):
             assert [event[1] for event in consumer if event[0] == state] == list(range(tiles))
     stored = [event[1:3] for event in program["storer"] if event[0] == "store"]
     assert stored == [(tile, c) for tile in range(tiles) for c in range(consumers)]
-
-
-@by_order
-def test_roles_wait_for_each_other(order):
-    """What the barriers promise, read from the clock."""
-    _, _, programs = recorded(request_of(300, 200, 3), SMALL)
-    for program in programs:
-        when = {role: {event[:3]: event[3] for event in events} for role, events in program.items()}
-        for c in range(SMALL.consumers):
-            consumer = when[f"consumer {c}"]
-            for (state, tile, block), cycle in consumer.items():
-                if state == "score":
-                    assert cycle > when["loader"]["load", tile, block]
-                if state == "hand over":
-                    assert cycle < when["storer"]["store", tile, c]
-                if state == "await" and tile > 1:  # O of the tile before has left its buffer
-                    assert cycle > when["storer"]["store", tile - 2, c]

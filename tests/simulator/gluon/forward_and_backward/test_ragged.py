@@ -108,14 +108,6 @@ def test_packed_sequences(lengths, options, order):
         assert_packed_right(computed(request, do, version), request, do)
 
 
-@in_turn("head_dim causal", [(80, True), (128, False), (192, True), (256, False)])
-def test_head_dims_of_packed_sequences(head_dim, causal, order):
-    """Up to 128, and the wider kernels of the backward."""
-    request, do = packed(ALIKE, heads=(2, 1), head_dim=head_dim, causal=causal)
-    for version in VERSIONS:
-        assert_packed_right(computed(request, do, version), request, do)
-
-
 @by_order
 @by_version
 def test_nan_stays_in_its_sequence(version, order):
@@ -141,13 +133,6 @@ def test_padded_rows(lengths, starts, options, order):
     blocks, too.
     """
     request, exact, do = padded(lengths, starts, q_length=50, heads=(2, 1), **options)
-    for version in VERSIONS:
-        assert_right(request, exact, do, version)
-
-
-@pytest.mark.parametrize("head_dim", [96, 192, 256])
-def test_head_dims_of_padded_rows(head_dim):
-    request, exact, do = padded([100, 0, 30], None, 70, head_dim, (2, 1), causal=True)
     for version in VERSIONS:
         assert_right(request, exact, do, version)
 
@@ -198,16 +183,6 @@ def test_packed_keys_of_which_the_first_few_are_used(head_dim, version):
     k, v = exact.k.clone(), exact.v.clone()
     k[:, unused] = v[:, unused] = math.nan
     assert_right(exact._replace(k=k, v=v), exact, do[None].nan_to_num(), version)
-
-
-@by_version
-def test_packed_queries_on_a_cache(version):
-    """A chunk of new tokens for each row, which is filled to another length."""
-    request, exact, _ = padded([130, 0, 99], None, causal=True)
-    lengths = [70, 3, 65]
-    q, do = torch.randn(2, 1, sum(lengths), 4, 64, dtype=torch.bfloat16)
-    chunks = {"q": q, "cu_seqlens_q": torch.tensor([0, *lengths]).cumsum(0).int()}
-    assert_right(request._replace(**chunks), exact._replace(**chunks), do, version)
 
 
 @in_turn("kind head_dim version", [
@@ -279,14 +254,6 @@ def test_intervals_that_end_and_start_beside_a_block(edge):
         request, do = intervals(options, 192, 256, heads=(1, 1))
         for version in VERSIONS:
             assert_right(request, request, do, version)
-
-
-@by_version
-@pytest.mark.parametrize("head_dim", [80, 256])
-def test_head_dims_of_intervals(head_dim, version):
-    """128 keys in a block or 64, two consumers or three, and the wider kernel of the backward."""
-    request, do = intervals(masks.documents(LENGTHS), head_dim=head_dim)
-    assert_right(request, request, do, version)
 
 
 @in_turn("M N version", [(100, 300, "fa3"), (300, 70, "fa4"), (1, 200, "fa3")])

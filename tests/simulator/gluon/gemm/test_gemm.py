@@ -73,13 +73,6 @@ def test_shapes(shape, order):
     check(GemmConfig(stages=4), *shape, what="bias")
 
 
-@pytest.mark.parametrize("shape", [(200, 328, 136), (300, 520, 136)], ids=["few", "many"])
-def test_the_default_with_each_fusion(shape):
-    """Of few tiles, and of more than multiprocessors."""
-    for what in FUSIONS:
-        check(None, *shape, what=what)
-
-
 def test_the_residual_may_be_what_is_written():
     inputs = operands(300, 264, 200, "residual")
     expected = multiply(SMALL, inputs)

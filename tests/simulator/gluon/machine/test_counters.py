@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flash_versions.simulator.dtypes import float32, int32
-from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
+from flash_versions.simulator.errors import AccessError, Deadlock
 from flash_versions.simulator.gluon import tma
 from flash_versions.simulator.gluon.machine import ORDERS, run_grid, using
 from flash_versions.simulator.gluon.ptx import inline_asm_elementwise
@@ -101,17 +101,3 @@ def test_tma_behind_an_acquire_needs_a_fence():
     run_grid(partial(kernel, WAIT), ONE, ())
     with pytest.raises(AccessError, match="a read of other programs without fence.proxy.async"):
         run_grid(partial(kernel, WAIT.replace("fence.proxy.async.global;", "")), ONE, ())
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("passed:", "other:", "there is no label passed"),
-        ("@early bra again", "@elected bra again", "some threads only go back to again"),
-    ],
-)
-def test_branches_that_are_refused(old, new, said):
-    asm = WAIT.replace("@!elected bra passed;", "") if "elected" in new else WAIT
-    kernel = partial(call, asm.replace(old, new), torch.zeros(1, dtype=torch.int32), 0)
-    with pytest.raises(CompileError, match=said):
-        run_grid(kernel, ONE, ())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flash_versions.simulator.dtypes import bfloat16, encode, float32, int1
-from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
+from flash_versions.simulator.errors import AccessError, CompileError
 from flash_versions.simulator.gluon import mbarrier
 from flash_versions.simulator.gluon import tmem as blackwell
 from flash_versions.simulator.gluon.machine import ORDERS, run_grid, using
@@ -132,18 +132,6 @@ def test_what_a_product_uses_is_protected_until_it_is_done(touch, sentence):
     simulate(partial(kernel, waits=True))
     with pytest.raises((AccessError, CompileError), match=sentence):
         simulate(partial(kernel, waits=False))
-
-
-def test_a_product_that_tells_nobody_is_waited_for_in_vain():
-    a, b = operands()
-
-    def kernel(found):
-        acc, done = columns(), barrier()
-        blackwell.tcgen05_mma(a, b, acc, use_acc=False, mbarriers=[])
-        mbarrier.wait(done, 0)
-
-    with pytest.raises(Deadlock):
-        simulate(kernel)
 
 
 def test_views_share_columns():

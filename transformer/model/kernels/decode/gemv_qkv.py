@@ -29,6 +29,8 @@ from transformer.model.kernels.decode.gemv import (
     parts_of,
     project,
 )
+from transformer.model.kernels.gemm import gemm
+from transformer.model.kernels.norm import norm_in_place
 
 MANY_TOKENS = 256  # keep a GPU busy with one program each
 
@@ -43,6 +45,7 @@ class Heads(NamedTuple):
     page_size: Any
     block_table: Any
     lengths: Any
+    starts: Any
     table: Any
     QUERY: Any
     KV: Any
@@ -55,12 +58,15 @@ def angles(heads, new, token, head, dim, inside):
     tile; 0 degrees for values.
 
     Heads are counted through: those of the queries, then of the keys, then of the values; so are
-    tokens, row by row, `new` of each. A token's slot is its position.
+    tokens, row by row, `new` of each. A token's slot is its position, behind the row's start.
     """
     row = token // new
     length = tl.load(heads.lengths + row).to(tl.int64)
     slot = length - new + token % new
-    angle = heads.table + slot * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
+    position = slot
+    if heads.starts is not None:
+        position += tl.load(heads.starts + row)
+    angle = heads.table + position * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
     turned = inside & (head < heads.QUERY + heads.KV)
     cos = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
     sin = tl.load(angle + 3 * heads.HALF, mask=turned, other=0.0).to(tl.float32)
@@ -68,13 +74,29 @@ def angles(heads, new, token, head, dim, inside):
 
 
 @triton.jit
-def turn_and_store(heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside):
+def product(x, y, DTYPE: tl.constexpr):
+    """x y, rounded to a dtype, as `rope.rotate` rounds it: into no FMA with what is added."""
+    if tl.float32 == DTYPE:
+        return tl.fma(x, y, tl.zeros_like(x))
+    else:
+        return (x * y).to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def turn_and_store(
+    heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside, EXACT: tl.constexpr
+):
     """Turn pairs of dims by their angles, round, and store: queries to q, keys and values to their
     slots in the cache.
     """
     HALF: tl.constexpr = heads.HALF
-    first = (one * cos - other * sin).to(heads.q.dtype.element_ty)
-    second = (other * cos + one * sin).to(heads.q.dtype.element_ty)
+    DTYPE: tl.constexpr = heads.q.dtype.element_ty
+    if EXACT:
+        first = (product(one, cos, DTYPE) - product(other, sin, DTYPE)).to(DTYPE)
+        second = (product(other, cos, DTYPE) + product(one, sin, DTYPE)).to(DTYPE)
+    else:
+        first = (one * cos - other * sin).to(DTYPE)
+        second = (other * cos + one * sin).to(DTYPE)
 
     to_query = heads.q + (token * heads.QUERY + head) * (2 * HALF) + dim
     is_query = inside & (head < heads.QUERY)
@@ -115,7 +137,7 @@ def qkv_kernel(
     if bias is not None:
         found += tl.load(bias + row).to(tl.float32)
     one, other = pairs(found, PAIRS)
-    turn_and_store(heads, max_pages, one, other, place, slot, cos, sin, 0, head, dim, inside)
+    turn_and_store(heads, max_pages, one, other, place, slot, cos, sin, 0, head, dim, inside, False)
 
 
 @triton.jit
@@ -130,7 +152,7 @@ def norm_weight(q_norm, k_norm, heads, head, dim, inside):
 @triton.jit(do_not_specialize=["new", "max_pages"])
 def place_kernel(
     projected, q_norm, k_norm, eps, heads, new, max_pages,
-    HEADS: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, EXACT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program for some heads of one token: norm, turn, store."""
     if OVERLAP:
@@ -154,7 +176,9 @@ def place_kernel(
         one = tl.where(is_value, one, one * scale * of_one)
         other = tl.where(is_value, other, other * scale * of_other)
     row, slot, cos, sin = angles(heads, new, tl.program_id(0), head, dim, inside)
-    turn_and_store(heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside)
+    turn_and_store(
+        heads, max_pages, one, other, row, slot, cos, sin, token, head, dim, inside, EXACT
+    )
 
 
 def qkv(
@@ -166,9 +190,11 @@ def qkv(
     table: Tensor,
     *,
     block_table: Tensor | None = None,
+    starts: Tensor | None = None,
     norm: Norm | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
+    exact: bool = False,
     overlap: bool = False,
 ) -> Tensor:
     """Project, turn, and write keys and values into the cache. No gradient.
@@ -183,8 +209,11 @@ def qkv(
         lengths: (batch,) int32, tokens of each row with these: the last one's position plus one.
         table: see `transformer.model.rope.rotary_table`; as many positions as the rows are long.
         block_table: (batch, max_pages) int32, the pages of each row, or None.
+        starts: (batch,) int32, the position of each row's first slot; None: 0.
         norm: of x, or None.
         q_norm: of each query head, or None; `k_norm` of each key head. Both or none.
+        exact: a token's bits do not depend on the others, and are those of `rope.rotate` and
+            `rms_norm`; x is normed already.
         overlap: see `gemv.linear`.
 
     Returns:
@@ -194,7 +223,7 @@ def qkv(
         ValueError: a tensor that does not fit; says which.
     """
     (x_norm, eps), (q_weight, q_eps) = parts_of(norm), parts_of(q_norm)
-    others = {"lengths": lengths, "table": table, "block_table": block_table}
+    others = {"lengths": lengths, "table": table, "block_table": block_table, "starts": starts}
     check(x, weight, bias=bias, norm=x_norm, **others)
     tokens, batch = len(x), len(lengths)
     _, pages, page_size, kv_heads, head_dim = cache.shape
@@ -223,6 +252,7 @@ def qkv(
         0 if block_table is None else page_size,
         block_table,
         lengths,
+        starts,
         table,
         tl.constexpr(heads),
         tl.constexpr(kv_heads),
@@ -230,23 +260,32 @@ def qkv(
     )
     max_pages = 0 if block_table is None else block_table.shape[1]
     with devices.on_device(x):
-        if tokens == 1 and q_norm is None and k_norm is None:
+        if tokens == 1 and q_norm is None and k_norm is None and not exact:
             arguments = (x, x_norm, eps, weight, bias, place, max_pages)
             launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], overlap)
             return q
-        projected = linear(x, weight, bias, norm=norm, overlap=overlap)
         all_heads = heads + 2 * kv_heads
+        if exact:
+            projected = gemm.linear(x, weight, bias)
+            if q_norm is not None and k_norm is not None:
+                each = projected.view(tokens, all_heads, head_dim)
+                norm_in_place(each[:, :heads], q_norm.weight, q_norm.eps)
+                norm_in_place(each[:, heads : heads + kv_heads], k_norm.weight, k_norm.eps)
+                q_weight = None
+        else:
+            projected = linear(x, weight, bias, norm=norm, overlap=overlap)
         together = 1 if tokens < MANY_TOKENS else triton.next_power_of_2(all_heads)
         place_kernel[(tokens, cdiv(all_heads, together))](
             projected,
             q_weight,
-            parts_of(k_norm)[0],
+            None if q_weight is None else parts_of(k_norm)[0],
             q_eps,
             place,
             tokens // batch,
             max_pages,
             HEADS=together,
             PADDED=triton.next_power_of_2(head_dim // 2),
+            EXACT=exact,
             num_warps=1 if together == 1 else 4,
             **overlapping(overlap),
         )

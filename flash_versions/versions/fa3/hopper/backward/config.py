@@ -245,7 +245,7 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     With tiles of 64 keys that gained nothing in most calls, so they are divided in small grids only
     (docs/understand/log.md).
     """
-    if request.group == 1:
+    if request.group == 1 or (request.batch_invariant and request.is_deterministic):
         return 1
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group

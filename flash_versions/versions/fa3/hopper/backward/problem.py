@@ -38,7 +38,7 @@ class KeyProblem:
     turns: Turns
     sequence: gl.tensor  # its number among all, packed or not
     kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
-    q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
+    q_first: gl.tensor  # the row of q where the sequence begins; not packed: its first seeing one
     kv_first: gl.tensor
     padded_first: gl.tensor  # where the sequence begins in the workspace, see `rows.Workspace`
     q_length: gl.tensor
@@ -168,7 +168,7 @@ class KeyProblem:
         if self.PACKED:
             return box_in_sequence(self.q_first, self.q_length, head, query)
         else:
-            return sequence, head, query, 0
+            return sequence, head, self.q_first + query, 0
 
     @gluon.jit
     def kv_box(self, sequence, kv_head, key, dim=0):
@@ -256,7 +256,8 @@ class KeyProblem:
     @gluon.jit
     def counter(self, sequence, head, block):
         """The counter of a block's additions to its dQ."""
-        block += self.padded_first // self.BLOCK_Q + sequence * gl.cdiv(self.q_length, self.BLOCK_Q)
+        rows = self.q_first + self.q_length  # of a sequence, if they are not packed
+        block += self.padded_first // self.BLOCK_Q + sequence * gl.cdiv(rows, self.BLOCK_Q)
         return self.turns.counter(block, self.kv_heads * self.GROUP, head)
 
     @gluon.jit

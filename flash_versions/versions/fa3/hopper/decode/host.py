@@ -11,6 +11,8 @@ from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2 import stream_k
 from flash_versions.versions.fa2.combine import Partials
 from flash_versions.versions.fa2.stream_k import MOST_SEQUENCES, even_shares
+from flash_versions.versions.fa3.hopper import totals
+from flash_versions.versions.fa3.hopper.config import default_config as forward_config
 from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
 from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
 from flash_versions.versions.fa3.hopper.host import (
@@ -34,6 +36,7 @@ SCANNED = 128  # sequences whose blocks a program adds up at once, at least
 SLOTS = {1: 4, 2: 2, 4: 3}
 # Of loads that wait for each other, of the program that combines pieces: an estimate, not timed.
 MOST_ROUNDS = 8
+EXACT_SLOTS = {1: 4, 2: 3, 4: 3}  # of larger blocks: an estimate, not timed
 LONG = 1024  # keys of the longest sequence: with shorter ones FA2's kernel is as fast or faster
 REGISTERS = 64 * 1024  # of a multiprocessor
 MOST_COUNTERS = 512  # of a launch, without given shares: two programs for each multiprocessor
@@ -66,9 +69,12 @@ def panels_of(head_dim: int) -> int:
 
 
 def default_config(request: Request) -> DecodeConfig:
-    """The configuration for a request."""
+    """The configuration for a request; with batch_invariant, in the blocks of the forward."""
     panels = panels_of(max(request.q.shape[3], request.v.shape[3]))
-    return DecodeConfig(programs=1 if panels > 2 else 2, slots=SLOTS[panels])
+    programs = 1 if panels > 2 else 2
+    if not request.batch_invariant:
+        return DecodeConfig(programs=programs, slots=SLOTS[panels])
+    return DecodeConfig(forward_config(request).block_kv, programs, EXACT_SLOTS[panels])
 
 
 def left_to_gathering(request: Request) -> str | None:
@@ -86,7 +92,7 @@ def left_to_gathering(request: Request) -> str | None:
         return "num_splits was given; this kernel chooses the number of shares itself."
     if max(q.shape[3], v.shape[3]) > 256:
         return f"head_dim {max(q.shape[3], v.shape[3])} is left to FA2; 256 is possible."
-    if not 1 <= q.shape[0] <= MOST_SEQUENCES:
+    if not (request.batch_invariant or 1 <= q.shape[0] <= MOST_SEQUENCES):
         return f"{q.shape[0]} sequences: a program adds up the blocks of 1 to {MOST_SEQUENCES}."
     for name, x in (("k", k), ("v", v)):
         if reason := undescribable(name, x):
@@ -171,7 +177,10 @@ def forward(
     batch, q_length, _, head_dim = q.shape
     kv_heads = k.shape[2]
     panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
-    if shares is None:
+    split = totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0
+    if split:
+        shares = max(1, cdiv(request.max_kv_length, totals.SPLIT_KEYS))
+    elif shares is None:
         shares = usual_shares(request, config)
     table_stride = request.block_table.stride(0) if request.block_table is not None else 0
     q_strides = q.stride(0), q.stride(1), q.stride(2)
@@ -194,16 +203,17 @@ def forward(
         "SLOT_PANELS": max(panels, panels_v),
         "PANELS": panels,
         "PANELS_V": panels_v,
-        "BATCH": max(SCANNED, 1 << (batch - 1).bit_length()),
+        "BATCH": 0 if split else max(SCANNED, 1 << (batch - 1).bit_length()),
+        "SPLIT": split,
         "PRODUCER_REGISTERS": 40,
     }
     numbers = (
         *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),
         *slopes_strides(request)
     )  # fmt: skip
-    programs = kv_heads * shares
+    programs, slots = kv_heads * shares * (batch if split else 1), (batch if split else 2) * shares
     o, lse = new_outputs(request)
-    partials = Partials.allocate(2 * shares, o, packed=False)
+    partials = Partials.allocate(slots, o, packed=False)
     box = min(config.block_kv, k.shape[1]) if paged else config.block_kv
     optional = (
         request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
@@ -218,7 +228,7 @@ def forward(
         partials.acc.ptr,
         partials.row_max.ptr,
         partials.row_sum.ptr,
-        counters.take(q.device, programs),
+        counters.take(q.device, kv_heads * (batch if split else shares)),
         *[lse if x is None else x for x in optional],
     )
     launcher = launch_alone if config.programs == 1 else launch_by_two

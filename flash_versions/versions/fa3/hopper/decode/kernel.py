@@ -19,9 +19,11 @@ What changes.
 * A consumer, four warps, computes with WGMMA. Its tile has 64 rows, of which the queries of a key
   head use a few. The products of the other rows are wasted, and cost nothing: a block of 64 keys at
   head_dim 128 takes the memory 1800 cycles of a multiprocessor, and its two products 512.
-* The shares of the work are those of `fa2/stream_k.py`, found by each program on the GPU. Of a
-  sequence that is cut, the program that comes last combines the pieces (`pieces.py`), where FA2
-  launches a kernel that waits for all programs.
+* Blocks are visited from the last one to the first, as in the forward: with batch_invariant a
+  share is one split of a fixed size (`totals.py`), and its bits are those of a prefill.
+* The shares of the work are otherwise those of `fa2/stream_k.py`, found by each program on the
+  GPU. Of a sequence that is cut, the program that comes last combines the pieces (`pieces.py`),
+  where FA2 launches a kernel that waits for all programs.
 
     program (key head, share):  find the first and the last sequence of the share
 
@@ -57,13 +59,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.versions.fa3.fp8.pairs import softmax_step
 from flash_versions.versions.fa3.hopper.decode.pieces import PANEL, Output, store_piece
 from flash_versions.versions.fa3.hopper.decode.problem import (
     DecodeProblem,
     KeyRows,
     ScoreChanges,
 )
-from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import Pipeline
 from flash_versions.versions.tiles.ragged import box_in_sequence
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, reinterpret
@@ -151,7 +153,7 @@ def produce(problem, share, ring, k, v):
     sequence, start = share.sequence, share.start
     while start < share.end:
         piece = problem.piece(share, sequence, start)
-        for block in range(piece.begin, piece.end):
+        for block in range(piece.end - 1, piece.begin - 1, -1):
             # The pages are looked up before the producer waits for an empty slot.
             places = ()
             for box in gl.static_range(ring.BOXES):
@@ -196,7 +198,7 @@ def attend_piece(problem, ring, stage, q_tile, queries, piece, row_max, row_sum)
     acc = ()
     for _ in gl.static_range(ring.PANELS_V):
         acc = acc + (gl.zeros([WARPGROUP_ROWS, PANEL], gl.float32, o_layout),)
-    for block in range(piece.begin, piece.end):
+    for block in range(piece.end - 1, piece.begin - 1, -1):
         ring.slots.wait(stage)
         s = gl.zeros([WARPGROUP_ROWS, problem.BLOCK_KV], gl.float32, s_layout)
         for panel in gl.static_range(ring.PANELS_K):
@@ -210,7 +212,9 @@ def attend_piece(problem, ring, stage, q_tile, queries, piece, row_max, row_sum)
         s = problem.scored(s, queries, block)
         if (block < piece.full_begin) | (block >= piece.full_end):
             s = problem.masked(s, queries, block)
-        p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, problem.mods.scale_log2)
+        p, row_max, row_sum, alpha = softmax_step(
+            s, row_max, row_sum, problem.mods.scale_log2, 0.0, 1.0, False
+        )
         p = gl.convert_layout(p.to(q_tile.dtype), operand, assert_trivial=True)
         alpha = gl.convert_layout(alpha, gl.SliceLayout(1, o_layout), assert_trivial=True)
         ring.slots.wait(stage)
@@ -249,7 +253,9 @@ def consume(problem, share, ring, q_tile, out, q):
         acc, row_max, row_sum, stage = attend_piece(
             problem, ring, stage, q_tile, queries, piece, row_max, row_sum
         )
-        store_piece(problem, share, out, sequence, start, piece.stop, acc, row_max, row_sum)
+        store_piece(
+            problem, share, piece, out, sequence, start, acc, row_max, row_sum.total()
+        )  # fmt: skip
         sequence += 1
         start = piece.stop
 
@@ -305,6 +311,7 @@ def decode_kernel(
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     BATCH: gl.constexpr,
+    SPLIT: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """One program per key head and share: a warp that loads and four that compute."""
@@ -319,12 +326,13 @@ def decode_kernel(
     kv_heads = gl.to_tensor(kv_heads)
     problem = DecodeProblem(
         keys, mods, gl.program_id(0) % kv_heads, gl.to_tensor(q_length), kv_heads,
-        gl.to_tensor(window_left), gl.to_tensor(window_right), GROUP, LEFT, RIGHT, BLOCK_KV,
-        k.block_type.shape[-2]
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(shares), GROUP, LEFT,
+        RIGHT, BLOCK_KV, k.block_type.shape[-2], SPLIT, SINK and SPLIT > 0
     )  # fmt: skip
-    share = problem.find_share(
-        gl.program_id(0) // kv_heads, gl.to_tensor(shares), gl.to_tensor(batch), BATCH
-    )
+    if SPLIT > 0:
+        share = problem.find_split(gl.program_id(0) // kv_heads)
+    else:
+        share = problem.find_share(gl.program_id(0) // kv_heads, gl.to_tensor(batch), BATCH)
     BOXES: gl.constexpr = BLOCK_KV // k.block_type.shape[-2]
     ring = make_ring(k, SLOTS, SLOT_PANELS, PANELS, PANELS_V, BOXES, BLOCK_KV)
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WARPGROUP_ROWS, PANEL], k.dtype)

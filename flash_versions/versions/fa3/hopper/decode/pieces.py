@@ -28,6 +28,7 @@ of them FA2's kernels are faster (`host.pays`).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.totals import merge, merge_rows
 from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.triton_compat import aggregate, thread_barrier
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
@@ -77,40 +78,64 @@ def store_values(problem, target, batch, x):
 
 
 @gluon.jit
-def store_piece(problem, share, out, sequence, start, stop, acc, row_max, row_sum):
+def store_piece(problem, share, piece, out, sequence, start, acc, row_max, row_sum):
     """Write O and the LSE of a sequence, blocks [start, stop) in the line of all blocks, if the
     share has all of it; else leave the state of its piece, and the last one combines all pieces.
     """
     panel_rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(PANEL))
     row_max = gl.convert_layout(row_max, panel_rows, assert_trivial=True)
     row_sum = gl.convert_layout(row_sum, panel_rows, assert_trivial=True)
-    begins, ends = start >= share.begin, stop <= share.end
-    if begins & ends:
+    begins = start >= share.begin
+    if problem.SPLIT > 0:
+        whole = share.blocks == share.longer
+        slot = sequence * problem.shares + share.number
+        counter = sequence
+        first, pieces = share.longer, share.longer - share.blocks + 1
+    else:
+        whole = begins & (piece.stop <= share.end)
+        slot = out.slot(share.number, begins)
+        first = share.with_block(start)
+        counter = first
+        pieces = share.with_block(piece.stop - 1) - first + 1
+    if whole:
+        row = gl.arange(0, WARPGROUP_ROWS, layout=panel_rows)
+        row_max, row_sum, alpha = with_sink(problem, row, row_max, row_sum)
         results = ()
         for panel in gl.static_range(len(acc)):
-            x, lse = finalize(acc[panel], row_max, row_sum)
+            x = acc[panel] * alpha[:, None] if problem.SINK_LAST else acc[panel]
+            x, lse = finalize(x, row_max, row_sum)
             results = results + (x,)
         store_vectors(problem, out.o, sequence, results, out.DIM)
         store_values(problem, out.lse, sequence, lse)
     else:
-        slot = out.slot(share.number, begins)
         store_vectors(problem, out.acc, slot, acc, out.DIM)
         store_values(problem, out.row_max, slot, row_max)
         store_values(problem, out.row_sum, slot, row_sum)
-        first = share.with_block(start)
-        pieces = share.with_block(stop - 1) - first + 1
-        counter = out.arrivals + (first * problem.kv_heads + problem.kv_head)
+        arrived = out.arrivals + (counter * problem.kv_heads + problem.kv_head)
         thread_barrier()
-        before = gl.atomic_add(counter, 1, sem="acq_rel")
+        before = gl.atomic_add(arrived, 1, sem="acq_rel")
         thread_barrier()
         if before == pieces - 1:
-            gl.store(counter, 0)
+            gl.store(arrived, 0)
             combine_pieces(problem, out, sequence, first, pieces, len(acc) * PANEL)
 
 
 @gluon.jit
+def with_sink(problem, row, row_max, row_sum):
+    """(row_max, row_sum, what acc then counts) of rows with the sink that splits leave out."""
+    if problem.SINK_LAST:
+        sink = problem.sinks(row, problem.exist(row))
+        row_max, row_sum, alpha, _ = merge_rows(row_max, row_sum, sink, 1.0)
+        return row_max, row_sum, alpha
+    else:
+        return row_max, row_sum, row_sum
+
+
+@gluon.jit
 def combine_pieces(problem, out, sequence, first, pieces, DIMS):
-    """O and the LSE of a sequence from its pieces, whose first one is in this share."""
+    """O and the LSE of a sequence from its pieces, whose first one is in this share; or from its
+    splits, the last one first.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1, DIMS // 32], [1, 32], [4, 1], [1, 0])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     dim = gl.arange(0, DIMS, layout=gl.SliceLayout(0, layout))
@@ -124,10 +149,17 @@ def combine_pieces(problem, out, sequence, first, pieces, DIMS):
             found = ()
             for i in gl.static_range(AT_ONCE):
                 there = exist & (number + i < pieces)
-                state = load_piece(problem, out, first, number + i, row, there, dim)
+                if problem.SPLIT > 0:
+                    slot = sequence * problem.shares + first - (number + i)
+                else:
+                    slot = out.slot(first + number + i, number + i == 0)
+                state = load_piece(problem, out, slot, row, there, dim)
                 found = found + (state,)
             for i in gl.static_range(AT_ONCE):
                 acc, row_max, row_sum = merge(acc, row_max, row_sum, *found[i])
+        row_max, row_sum, alpha = with_sink(problem, row, row_max, row_sum)
+        if problem.SINK_LAST:
+            acc = acc * alpha[:, None]
         x, lse = finalize(acc, row_max, row_sum)
         at = (problem.vectors(sequence, row) * out.DIM)[:, None] + dim[None, :]
         gl.store(out.o + at, x, mask=exist[:, None] & (dim < out.DIM)[None, :])
@@ -135,10 +167,8 @@ def combine_pieces(problem, out, sequence, first, pieces, DIMS):
 
 
 @gluon.jit
-def load_piece(problem, out, first, number, row, exist, dim):
+def load_piece(problem, out, slot, row, exist, dim):
     """The state of the rows that exist after a piece's keys: (acc, row_max, row_sum)."""
-    share = first + number
-    slot = out.slot(share, share == first)
     at = (problem.vectors(slot, row) * out.DIM)[:, None] + dim[None, :]
     values = problem.values(slot, row)
     return (
@@ -152,13 +182,3 @@ def load_piece(problem, out, first, number, row, exist, dim):
 def load_left(pointers, mask, other: gl.constexpr):
     """What programs have left in memory: from L2, as L1 may hold what was there before."""
     return gl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
-
-
-@gluon.jit
-def merge(acc, row_max, row_sum, acc_of_piece, max_of_piece, sum_of_piece):
-    """The state of keys that two states have seen; -inf is the maximum of no key."""
-    maximum = gl.maximum(row_max, max_of_piece)
-    pivot = gl.where(maximum == float("-inf"), 0.0, maximum)
-    alpha, weight = gl.exp2(row_max - pivot), gl.exp2(max_of_piece - pivot)
-    acc = acc * alpha[:, None] + acc_of_piece * weight[:, None]
-    return acc, maximum, row_sum * alpha + sum_of_piece * weight

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, no_sums
 
 
 @gluon.jit
@@ -77,8 +77,8 @@ class Share:
     end: gl.tensor
     sequence: gl.tensor  # the first one
     start: gl.tensor  # the block with which that begins
-    blocks: gl.tensor
-    longer: gl.tensor  # the first so many shares have one block more
+    blocks: gl.tensor  # of a share; of a split, the first one of its sequence
+    longer: gl.tensor  # the first so many shares have one block more; of a split, the last one
 
     @gluon.jit
     def with_block(self, block):
@@ -136,11 +136,14 @@ class DecodeProblem:
     kv_heads: gl.tensor
     window_left: gl.tensor
     window_right: gl.tensor
+    shares: gl.tensor  # of a key head; with SPLIT, the most splits that a sequence has
     GROUP: gl.constexpr
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     BLOCK_KV: gl.constexpr
     BOX: gl.constexpr  # keys of a box, some of which make a block
+    SPLIT: gl.constexpr  # blocks of a split; 0: shares are as long as fill the GPU
+    SINK_LAST: gl.constexpr  # a sink is merged behind all splits
 
     @gluon.jit
     def blocks(self, length):
@@ -158,8 +161,19 @@ class DecodeProblem:
         )
 
     @gluon.jit
-    def find_share(self, number, shares, batch, BATCH: gl.constexpr):
+    def find_split(self, number):
+        """A split as a share with one piece; with none if its sequence does not reach so far."""
+        sequence, split = number // self.shares, number % self.shares
+        _, length = self.keys.span(sequence)
+        begin, _, _, end = self.blocks(length)
+        first, last = begin // self.SPLIT, gl.maximum(end - 1, begin) // self.SPLIT
+        exists = ((split >= first) & (split <= last)).to(gl.int32)
+        return Share(split, begin * 0, exists, sequence, begin * 0, first, last)
+
+    @gluon.jit
+    def find_share(self, number, batch, BATCH: gl.constexpr):
         """A share of the line of all blocks; see `fa2.stream_k.find_share`."""
+        shares = self.shares
         SIZE: gl.constexpr = BATCH // 128
         layout: gl.constexpr = gl.BlockedLayout([SIZE], [32], [4], [0])
         i = gl.arange(0, BATCH, layout=layout)
@@ -181,6 +195,10 @@ class DecodeProblem:
         """The part of a sequence that is in a share; the sequence starts there in the line."""
         first, length = self.keys.span(sequence)
         begin, full_begin, full_end, end = self.blocks(length)
+        if self.SPLIT > 0:
+            piece_begin = gl.maximum(begin, share.number * self.SPLIT)
+            piece_end = gl.minimum(end, (share.number + 1) * self.SPLIT)
+            return Piece(first, length, piece_begin, piece_end, full_begin, full_end, start + 1)
         stop = start + gl.maximum(end - begin, 1)
         piece_begin = begin + gl.maximum(share.begin - start, 0)
         piece_end = gl.minimum(begin + share.end - start, end)
@@ -218,17 +236,23 @@ class DecodeProblem:
 
     @gluon.jit
     def first_state(self, is_first):
-        """(row_max, row_sum) before the first key; a sink counts in a sequence's first piece."""
+        """(row_max, row_sum) before the first key; a sink counts in a sequence's first piece, and
+        of splits when all are merged.
+        """
         layout: gl.constexpr = score_rows(self.BLOCK_KV)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, layout)
-        row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, layout)
-        if self.mods.SINK:
+        row_sum = no_sums(self.BLOCK_KV, accumulator_layout(self.BLOCK_KV))
+        if self.mods.SINK and not self.SINK_LAST:
             row = gl.arange(0, WARPGROUP_ROWS, layout=layout)
-            mask = self.exist(row) & is_first
-            sink = gl.load(self.mods.sinks + self.heads_of(row), mask=mask, other=float("-inf"))
-            row_max = sink.to(gl.float32) * LOG2E
-            row_sum = gl.where(row_max == float("-inf"), 0.0, 1.0)
+            row_max = self.sinks(row, self.exist(row) & is_first)
+            row_sum = row_sum.spread(gl.where(row_max == float("-inf"), 0.0, 1.0))
         return row_max, row_sum
+
+    @gluon.jit
+    def sinks(self, row, exist):
+        """The sinks of the rows that exist, in log2 units."""
+        sink = gl.load(self.mods.sinks + self.heads_of(row), mask=exist, other=float("-inf"))
+        return sink.to(gl.float32) * LOG2E
 
     @gluon.jit
     def scored(self, s, queries, block):

@@ -1,1 +1,0 @@
-"""The gradients of attention, from the LSE."""

@@ -1,1 +1,0 @@
-"""FlashAttention 2, forward: one division, causal loops, heads, split keys."""

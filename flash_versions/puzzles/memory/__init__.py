@@ -1,1 +1,0 @@
-"""Loads, stores, masks, tiles and sums."""

@@ -1,1 +1,0 @@
-"""From a softmax to FlashAttention 1."""

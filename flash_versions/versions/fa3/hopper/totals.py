@@ -1,0 +1,121 @@
+"""Splits of a fixed size: how a long row gets the same bits in one program and in many.
+
+A step of decoding splits the keys over programs, and a prefill does not. With batch_invariant both
+do the same arithmetic. Keys are divided into splits of SPLIT_KEYS, counted from a sequence's first
+key, and visited from the last one to the first. Each split has an online softmax of its own, which
+begins with nothing. Where it ends, its state (acc, m, l) is merged into the total of the splits
+behind it, and the first key's split comes last. A split in which a row sees no key has m = -inf, so
+it leaves that row's total as it is, bit by bit: it does not matter which rows share a tile. A sink
+is merged last of all.
+
+In decoding, a program has one split, and the last program of a sequence merges them
+(`decode/pieces.py`). In prefill, a consumer has all splits of its rows, one after the other.
+Registers hold one accumulator, so the total is in memory: 64 rows in fp32, which stay in the L2
+cache and which only the consumer's own threads read and write. At head_dim 128 that is a load and
+a store of 32 KiB for every 2048 keys, whose 16 blocks take the tensor cores 16,000 cycles.
+
+A merge multiplies and adds by an explicit `fma`: ptxas could contract either of the two products,
+and need not choose alike in two kernels.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
+
+SPLIT_KEYS = 2048
+PART_COLUMNS = gl.constexpr(32)
+
+
+@gluon.jit
+def merge_rows(row_max, row_sum, other_max, other_sum):
+    """Two states of rows as one: (row_max, row_sum, what the first acc counts, the second); -inf is
+    the maximum of no key.
+    """
+    maximum = gl.maximum(row_max, other_max)
+    pivot = gl.where(maximum == float("-inf"), 0.0, maximum)
+    alpha, weight = gl.exp2(row_max - pivot), gl.exp2(other_max - pivot)
+    return maximum, gl.fma(row_sum, alpha, other_sum * weight), alpha, weight
+
+
+@gluon.jit
+def merge(acc, row_max, row_sum, other, other_max, other_sum):
+    """The state of keys that two states have seen."""
+    row_max, row_sum, alpha, weight = merge_rows(row_max, row_sum, other_max, other_sum)
+    return gl.fma(acc, alpha[:, None], other * weight[:, None]), row_max, row_sum
+
+
+@aggregate
+class Totals:
+    """Where a consumer keeps the total of its rows. If SPLIT is 0, nothing is split, and the
+    pointer is any.
+    """
+
+    memory: gl.tensor  # pointer to fp32: for each program and consumer 64 rows of O, m and l
+    CONSUMERS: gl.constexpr
+    SPLIT: gl.constexpr  # blocks of keys
+
+    @gluon.jit
+    def split_of(self, block):
+        """The split that has a block."""
+        return block // self.SPLIT if self.SPLIT > 0 else block * 0
+
+    @gluon.jit
+    def places(self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH: gl.constexpr):
+        """Pointers to an accumulator's numbers, whose first one is in a column, and to m; l is 64
+        numbers further.
+        """
+        ROWS: gl.constexpr = WARPGROUP_ROWS
+        mine = gl.program_id(0) * self.CONSUMERS + CONSUMER
+        own = self.memory + mine.to(gl.int64) * (ROWS * (WIDTH + 2))
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, like.type.layout))
+        dim = gl.arange(0, like.shape[1], layout=gl.SliceLayout(0, like.type.layout)) + COLUMN
+        return own + (row[:, None] * WIDTH + dim[None, :]), own + ROWS * WIDTH + row
+
+    @gluon.jit
+    def add(self, x, kept, alpha, weight, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH):
+        """Keep an accumulator, whose first column this is, or add it to what is kept, a few columns
+        at a time: registers have no room for another accumulator beside P.
+        """
+        PART: gl.constexpr = min(PART_COLUMNS, x.shape[1])
+        parts = parts_of(x, PART)
+        for i in gl.static_range(len(parts)):
+            part = parts[i]
+            places, _ = self.places(part, CONSUMER, COLUMN + i * PART, WIDTH)
+            if kept:
+                part = part * per_row(weight, part)[:, None]
+                part = gl.fma(gl.load(places), per_row(alpha, part)[:, None], part)
+            gl.store(places, part)
+
+    @gluon.jit
+    def close(self, acc, row_max, row_sum, kept, CONSUMER: gl.constexpr):
+        """Merge the state of a split into the total that is kept; if none is, it is the total."""
+        WIDTH: gl.constexpr = acc.width()
+        _, values = self.places(acc.first, CONSUMER, 0, WIDTH)
+        row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
+        alpha, weight = row_sum, row_sum
+        if kept:
+            kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
+            row_max, row_sum, alpha, weight = merge_rows(kept_max, kept_sum, row_max, row_sum)
+        gl.store(values, row_max)
+        gl.store(values + WARPGROUP_ROWS, row_sum)
+        self.add(acc.first, kept, alpha, weight, CONSUMER, 0, WIDTH)
+        if acc.PANELS == 2:
+            self.add(acc.second, kept, alpha, weight, CONSUMER, acc.first.shape[1], WIDTH)
+
+    @gluon.jit
+    def merged(self, acc, row_max, row_sum, CONSUMER: gl.constexpr):
+        """The total that is kept and another state, merged: (acc, row_max, row_sum)."""
+        WIDTH: gl.constexpr = acc.width()
+        places, values = self.places(acc.first, CONSUMER, 0, WIDTH)
+        kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
+        row_max, row_sum, alpha, weight = merge_rows(kept_max, kept_sum, row_max, row_sum)
+        first = gl.fma(gl.load(places), alpha[:, None], acc.first * weight[:, None])
+        second = acc.second
+        if acc.PANELS == 2:
+            places, _ = self.places(second, CONSUMER, acc.first.shape[1], WIDTH)
+            alpha, weight = per_row(alpha, second), per_row(weight, second)
+            second = gl.fma(gl.load(places), alpha[:, None], second * weight[:, None])
+        return Output(first, second, acc.PANELS), row_max, row_sum

@@ -1,0 +1,280 @@
+"""GRPO whose sampler and trainer agree to the bit, and groups that are one sequence."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+import torch
+
+import flash_versions
+from tests.helpers.models.tiny_grpo import (  # noqa: F401  # fixtures
+    CPU,
+    SLOPPY,
+    grpo_command,
+    make_trainer,
+    options,
+    tempted,
+)
+from tests.transformer.model.test_exact import tiny
+from transformer.generation.batch import prefill
+from transformer.generation.chat import Tokenizer
+from transformer.generation.engine import EngineOptions, generate
+from transformer.generation.row import Completion
+from transformer.model.cache import BranchedKVCache, KVCache
+from transformer.model.decoder import Branches
+from transformer.model.kernels.decode.merge import merge
+from transformer.rl import rollout
+from transformer.rl.rollout import (
+    SPLIT,
+    UNIT,
+    Rollout,
+    collate,
+    collate_shared,
+    completion_logprobs,
+    next_start,
+)
+from transformer.rl.run import read_metrics
+from transformer.tasks.task import Problem
+
+ZERO = ("gap", "gap_max", "sampler_kl")
+
+
+def said(prompt, *answers):
+    """The rollouts of a group with these answers."""
+    problem = Problem(None, (), "")
+    scores = [[-0.5] * len(answer) for answer in answers]
+    return [
+        Rollout(
+            problem, prompt, Completion("", answer, "stop", len(prompt), logprobs), 0.0, 0.0, 0.0
+        )
+        for answer, logprobs in zip(answers, scores)
+    ]
+
+
+def drawn(seed, groups=3, longest=40, answer=20):
+    """Groups of random prompts with random answers."""
+    rng = Random(seed)
+
+    def tokens(count):
+        return [rng.randrange(101) for _ in range(count)]
+
+    return [
+        one
+        for _ in range(groups)
+        for one in said(
+            tokens(rng.randint(1, longest)),
+            *(tokens(rng.randint(1, answer)) for _ in range(rng.randint(1, 4))),
+        )
+    ]
+
+
+# --- exact
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dtype": "bfloat16", "checkpointing": True},
+        {"group_layout": "shared", "temperature": 0.7},
+        {"dtype": "bfloat16", "group_layout": "shared", "epochs": 2, "micro_batch": 5},
+        {"beta": 0.1, "micro_batch": 3, "mask_truncated": True},
+    ],
+    ids=str,
+)
+def test_an_exact_run_has_no_gap(tempted, changes):  # noqa: F811
+    trainer = make_trainer(tempted, exact=True, **changes)
+    learned = 0
+    for _ in range(4):
+        measured = trainer.learn(trainer.roll_out().rollouts)
+        learned += measured["learned"]
+        assert [measured[name] for name in ZERO] == [0.0, 0.0, 0.0]
+    assert learned > 20
+
+
+def test_an_ordinary_run_has_one_and_both_are_in_the_log(tempted, tmp_path, grpo_command):  # noqa: F811
+    for name, more in (("ordinary", []), ("exact", ["--exact"])):
+        given = options(tempted, steps=2, eval_every=0, dtype="bfloat16")
+        code, err = grpo_command(*given, *more, "--out", tmp_path / name)
+        assert code == 0, err
+        for line in read_metrics(tmp_path / name):
+            values = [line[column] for column in ZERO]
+            assert all(x > 0 for x in values) if name == "ordinary" else values == [0.0, 0.0, 0.0]
+    code, err = grpo_command(
+        "plot", tmp_path / "exact", tmp_path / "ordinary", "--out", tmp_path / "a.png"
+    )
+    assert code == 0 and (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_a_gap_ends_an_exact_run(tempted):  # noqa: F811
+    trainer = make_trainer(tempted, exact=True)
+    rollouts = trainer.roll_out().rollouts
+    first = next(r for r in rollouts if r.reward != rollouts[0].reward)
+    first.completion.logprobs[0] += 1e-6
+    with pytest.raises(ValueError, match="more than 0 with --exact"):
+        trainer.learn(rollouts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"exact": True, "lora_rank": 2}, "--exact is not possible with --lora-rank"),
+        ({"exact": True, "attention": "sdpa"}, "attention 'sdpa' is not exact"),
+        ({"group_layout": "tree"}, "--group-layout is rows or shared, not tree"),
+        ({"group_layout": "shared", "attention": "sdpa"}, "sdpa"),
+        ({"group": 1}, "--group must be at least 2"),
+    ],
+    ids=str,
+)
+def test_what_is_not_possible_is_refused(tempted, changes, words):  # noqa: F811
+    with pytest.raises(ValueError, match=words):
+        make_trainer(tempted, **changes)
+
+
+# --- a group as one sequence
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_log_probabilities_are_those_of_rows(exact):
+    model, banned = tiny("exact" if exact else "torch"), (3, 7)
+    for seed in range(8):
+        rollouts = drawn(seed, longest=300 if seed % 2 else 40)
+        rows, shared = collate(rollouts, CPU), collate_shared(rollouts, CPU, exact)
+
+        def forward(tokens, wanted, branches):
+            return model(tokens, wanted=wanted, branches=branches)
+
+        big = replace(model.config, max_positions=4096)
+        model.config = model.model.config = big
+        ours, theirs = (completion_logprobs(forward, x, banned, 0.8) for x in (shared, rows))
+        assert shared.mask.equal(rows.mask) and shared.sampler.equal(rows.sampler)
+        if exact:
+            assert ours[0].equal(theirs[0]) and ours[1].equal(theirs[1])
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_gradients_are_those_of_rows_in_fp64():
+    """Twice the distance of fp32 rows from fp64 rows is allowed, as to the kernels."""
+
+    def attend(q, k, v, **options):
+        return flash_versions.attention_reference(q, k, v, **options)[0]
+
+    rollouts = drawn(5, groups=4)
+    weights = torch.randn(len(rollouts), 1)
+
+    def gradient(dtype, put):
+        model = tiny("torch", attend, dtype).requires_grad_(True)
+        batch = put(rollouts, CPU)
+        logprobs, _ = completion_logprobs(
+            lambda x, wanted, branches: model(x, wanted=wanted, branches=branches), batch, (), 1.0
+        )
+        loss = (logprobs * weights.to(dtype)).sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    oracle = gradient(torch.float64, collate)
+    for ours, plain, right in zip(
+        gradient(torch.float32, collate_shared), gradient(torch.float32, collate), oracle
+    ):
+        budget = 2 * (plain - right).abs().max() + 1e-6 * right.abs().max()
+        assert (ours - right).abs().max() <= budget
+
+
+def test_a_group_is_one_row_and_a_long_prompt_is_there_once():
+    rollouts = said([*range(50)], [1] * 10, [2] * 5, [3] * 7) + said([9], [4])
+    batch = collate_shared(rollouts, CPU)
+    assert batch.tokens.shape == (2, 80)  # 49 and 10 + 5 + 7, rounded up
+    assert batch.branches.positions[0, 49:59].tolist() == [*range(49, 59)]
+    assert batch.branches.positions[0, 59:64].tolist() == [*range(49, 54)]
+    assert batch.targets.tolist() == [1] * 10 + [2] * 5 + [3] * 7 + [4]
+
+
+def test_exact_branches_divide_their_keys_as_rows_do():
+    """Into blocks and splits: for each branch, keys that are together in one are in the other."""
+    rng = Random(0)
+    for _ in range(300):
+        prompt = rng.choice((rng.randint(1, 300), rng.randint(1900, 2300), rng.randint(4000, 4200)))
+        first, end = (prompt - 1) // UNIT * UNIT, 0
+        row = []
+        for _ in range(rng.randint(1, 12)):
+            length = prompt - first + rng.randint(0, rng.choice((60, 700, 2500)))
+            start = next_start(end, first, length, UNIT, True) if row else first
+            if start is None:
+                row, start = [], first
+            row.append((start, start + length))
+            end = start + length
+            alone = [*range(first + length)]
+            slots = [*range(first), *range(start, end)]
+            for size in (64, UNIT, SPLIT):
+                cuts = [[a // size != b // size for a, b in pairwise(x)] for x in (alone, slots)]
+                assert cuts[0] == cuts[1]
+
+
+def test_layers_with_a_window_are_refused(tempted, monkeypatch):  # noqa: F811
+    from transformer.rl import trainer
+
+    config = replace(trainer.load_config(tempted), layer_windows=(4, None))
+    monkeypatch.setattr(trainer, "load_config", lambda folder: config)
+    with pytest.raises(ValueError, match="--group-layout shared is not possible"):
+        make_trainer(tempted, group_layout="shared")
+
+
+def test_branches_that_do_not_fit_are_refused():
+    model, tokens = tiny(), torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="branches must have positions and ends of shape"):
+        model(tokens, branches=Branches(tokens, tokens[:, 1:]))
+    with pytest.raises(ValueError, match="branches and a cache exclude each other"):
+        model(tokens, KVCache(model.config, 1, 8), branches=Branches(tokens, tokens))
+
+
+# --- rollouts of a shared prompt
+
+
+def attend_by(version):
+    def attend(q, k, v, **options):
+        return flash_versions.attention(q, k, v, version=version, **options)
+
+    return attend
+
+
+@pytest.mark.parametrize(("kernels", "version"), [("torch", "reference"), ("fused", "fa2")])
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": False, "qkv_bias": True}], ids=str)
+def test_a_shared_cache_is_one_for_each_row(kernels, version, changes):
+    model = tiny(kernels, attend_by(version), **changes)
+    prompts = KVCache(model.config, 2, 40)
+    prefill(model, prompts, [[1, 2, 3, 4, 5, 6, 7], [9, 8]], 100)
+    copies = prompts.repeat(3)
+    shared = BranchedKVCache(model.config, prompts, 3, 20)
+    for fixed, count in ((False, 1), (False, 2), (True, 1), (True, 2)):
+        if fixed:
+            copies.fix(), shared.fix()
+        tokens = torch.randint(101, (6, count))
+        ours, theirs = (model(tokens, cache) for cache in (shared, copies))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+    assert shared.nbytes + prompts.nbytes < copies.nbytes
+
+
+def test_answers_with_a_shared_prefix_are_the_same():
+    model, tokenizer = tiny("torch", attend_by("reference")), Tokenizer.load(SLOPPY)
+
+    def answers(**options):
+        found, _ = generate(
+            model, tokenizer, [[1, 2, 3], [7] * 9], max_tokens=10, eos=(5,), samples=4,
+            generators=rollout.row_generators(0, 8), sampling=rollout.Sampling(temperature=1.0),
+            engine=EngineOptions(**options),
+        )  # fmt: skip
+        return [x.tokens for x in found]
+
+    assert answers(shared_prefix=True) == answers()
+
+
+def test_merged_parts_are_those_of_torch():
+    torch.manual_seed(0)
+    o, o_prefix = torch.randn(6, 2, 3, 20), torch.randn(2, 6, 3, 20)
+    lse, lse_prefix = torch.randn(6, 3, 2) * 4, torch.randn(2, 3, 6) * 4
+    lse[0], lse_prefix[0, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
+    seen = lse_prefix.unflatten(2, (3, 2)).transpose(1, 2).reshape(lse.shape)
+    expected, _ = flash_versions.merge_attention_states(o, lse, o_prefix.view_as(o), seen)
+    merge(o, lse, o_prefix, lse_prefix)
+    torch.testing.assert_close(o, expected)
