@@ -38,15 +38,14 @@ class Mix(Task):
 OTHERS: dict[Task, int] = {
     Add(): 5,
     TASKS["signed"]: 5,
-    TASKS["spelled"]: 7,
     TASKS["multiply"]: 7,
     FollowUps(): 16,
-    TASKS["sort"]: 12,
+    TASKS["sort"]: 8,
     TASKS["reverse"]: 5,
     TASKS["count"]: 5,
     TASKS["small talk"]: 5,
     TASKS["unknown"]: 5,
-    TASKS["beyond"]: 10,
+    TASKS["beyond"]: 5,
 }
 PRACTICE: dict[Task, int] = {Mix(): 100, Subtract(): 20, Subtract(4): 10, Subtract(3): 8, **OTHERS}
 # and afterwards.

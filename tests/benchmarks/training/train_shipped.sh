@@ -18,8 +18,7 @@
 # TAUGHT="--steps 2 --batch-tokens 1024" PROBLEMS=1, in a clone that may lose its checkpoints.
 set -eu
 PY=${PY:-python3} DEVICE=${DEVICE:-cuda} PROBLEMS=${PROBLEMS:-512} LIMIT=${LIMIT:-570}
-TAUGHT=${TAUGHT:---steps 16000 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
-PRACTICE=${PRACTICE:---steps 450} FINISH=${FINISH:---steps 300}
+TAUGHT=${TAUGHT:---steps 12000 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
 export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false
 models=transformer/checkpoints
 mkdir -p "$OUT" runs
@@ -40,17 +39,19 @@ sys.exit(train.main(sys.argv[1:]))"
 stage "teach sloppy" runs/sloppy/README.md $PY -c "$train" --teacher sloppy --seed 0 $TAUGHT \
   --eval-every 0 --eval-problems "$PROBLEMS" --device "$DEVICE" --out runs/sloppy
 cp runs/sloppy/* $models/sloppy/  # GRPO begins as the model of that name
-stage practice runs/practice/final/config.json $PY -m transformer.grpo --recipe practice $GRPO \
-  $PRACTICE --eval-every 0 --device "$DEVICE" --out runs/practice
-stage finish runs/finish/final/config.json $PY -m transformer.grpo --recipe finish $GRPO \
-  $FINISH --eval-every 0 --device "$DEVICE" --out runs/finish
-stage "write the card" runs/reinforced/README.md $PY -m transformer.ship runs/finish runs/reinforced \
+for recipe in practice finish; do
+  stage "$recipe" runs/$recipe/final/config.json $PY -m transformer.grpo --recipe $recipe $GRPO \
+    --eval-every 0 --device "$DEVICE" --out runs/$recipe
+done
+stage again runs/again/final/config.json $PY -m transformer.grpo --recipe finish $GRPO \
+  --model runs/finish/final --seed 1 --eval-every 0 --device "$DEVICE" --out runs/again
+stage "write the card" runs/reinforced/README.md $PY -m transformer.ship runs/again runs/reinforced \
   --problems "$PROBLEMS" --device "$DEVICE"
 cp runs/reinforced/* $models/reinforced/
 stage "measure" runs/shipped.json.whole $PY -m tests.benchmarks.transformer.model_bars \
   --out "$OUT/shipped.json" --problems "$PROBLEMS" --device "$DEVICE"
 touch runs/shipped.json.whole
-for name in sloppy reinforced practice finish; do
+for name in sloppy reinforced practice finish again; do
   mkdir -p "$OUT/$name"
   find runs/$name -maxdepth 1 -type f ! -name state.pt -exec cp {} "$OUT/$name/" \;
 done
