@@ -65,7 +65,7 @@ from lessons import (
     show,
     show_plain,
 )
-from lessons.pictures.memory import traffic
+from lessons.pictures.memory import rooflines, traffic
 from lessons.pictures.scores import splits, tiles
 from lessons.practice.folded import display_answer
 from matplotlib.figure import Figure
@@ -518,26 +518,24 @@ Markdown(
 )
 
 # %% [markdown]
-# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte of q, k, v and o,
-# each counted once; the vertical axis is the measured rate. The slanted line is the most that the bandwidth of HBM
-# allows, the flat line the most that the tensor cores can do.
+# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte, the vertical
+# axis is the measured rate. The slanted line is the most that the bandwidth of HBM allows, the flat line the most that
+# the tensor cores can do. The bytes of a version can be counted in two ways, so each version is a horizontal bar
+# between two points. For the left point, all bytes that its programs read and write are counted; for the right point,
+# each number of the inputs and the result once. A left point above the slanted line means that L2 delivered some of the
+# bytes.
 #
-# The points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the bandwidth of HBM
-# does not limit them. "One after the other" is another upper limit, for a kernel that computes either products or
+# The right points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the bandwidth of
+# HBM does not limit them. The dotted line is another upper limit, for a kernel that computes either products or
 # exponentials at any moment, and never both. (An SM computes 16 exponentials or 2048 multiply-adds of tensor cores in a
 # cycle.) FA3 is above it, because it does both at the same time.
 
 # %% tags=["hide-input"]
-group = next(
-    x for shape, x in shapes(document, "table").items() if shape[4:7] == (4096, 128, False)
-)
-rates = {name: rate_of(group, name) for name in ("fa1", "fa2", "fa3")}
-counts = {name: traffic.count(name, 4096, 128, causal=False) for name in ("fa1", "fa2")}
-reach = {name: HBM_TB_PER_S * x.needed / x.least for name, x in counts.items()}
-checked("not_memory", all(rates[name] < 0.5 * most for name, most in reach.items()))
+points = rooflines.points()
+checked("not_memory", all(points[v][2] < 0.5 * points[v][1] * HBM_TB_PER_S for v in ("fa1", "fa2")))
 in_turn = 1 / (1 / TENSOR_TFLOPS + 1 / exp2_roof(128))
-checked("fa3_above", rates["fa2"] < in_turn < rates["fa3"])
-measured("roofline")
+checked("fa3_above", points["fa2"][2] < in_turn < points["fa3"][2])
+rooflines.draw()
 
 # %% [markdown]
 # ## Backward: each program writes its own part
