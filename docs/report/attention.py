@@ -35,6 +35,7 @@ from flash_versions.bench.results import (
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 SHOWN = 8192  # the length of which a table of many head dims has the rates
 BEST = ("cudnn", "flash-attn-4")
+READ = (8192, 131072)  # numbers of keys that the table of decoding has
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 
 
@@ -62,7 +63,7 @@ def is_headline(row: Row) -> bool:
 
 def is_shown(row: Row) -> bool:
     """Whether a table has a row; the figures have all lengths."""
-    return row["N"] in (1024, 4096, 16384)
+    return row["N"] in (1024, 16384)
 
 
 def summary(document: Document, suite: str = "table") -> str:
@@ -173,23 +174,6 @@ def fp8_accuracy(document: Document) -> str:
     )
 
 
-def packed(document: Document) -> str:
-    """Versions on packed sequences of 64 lengths, against a rectangle with as many rows."""
-    body, sources = [], []
-    for way, suite in (("forward", "packed"), ("backward", "packed backward")):
-        if suite in document["suites"]:
-            sources.append(f"{way.capitalize()}: {provenance(document, suite)}")
-        for group, name in ((x, n) for x in shapes(document, suite).values() for n in x):
-            if times := ratio(group, f"{name} packed", name):
-                cells = [rate(group, name), rate(group, f"{name} packed"), f"{times:.2f}"]
-                body.append([f"{name} {way}, {mask(any_row(group))}", *cells])
-    return ended(
-        markdown(["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"], body),
-        "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128.",
-        *sources,
-    )
-
-
 def several_gpus(document: Document) -> str:
     """One long sequence on several GPUs: the rate of all together, and how many times one GPU's."""
     groups = {}
@@ -218,6 +202,7 @@ def decode(document: Document) -> str:
     """Bandwidth of reading K and V with one query, as a share of a device copy's."""
     found = sorted(shapes(document, "decode").items())
     groups = {"B={B} N={N}".format(**any_row(group)): group for _, group in found}
+    groups = {name: group for name, group in groups.items() if any_row(group)["N"] in READ}
     copy = document["suites"]["decode"]["copy_tb_per_s"]
     measured = names(document, "decode")
     # A version without splits comes before the version that it is held against.
@@ -284,37 +269,6 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     )
 
 
-def divided_groups(document: Document) -> str:
-    """Backwards whose groups of query heads are divided over so many programs, and the default."""
-
-    def called(row: Row) -> str:
-        lengths, what = row["lengths"], row["kind"]
-        size = f"{row['batch']} x {lengths[0]}"
-        if what == "prompt":
-            size = f"{row['batch']} x ({lengths[0]} + {len(lengths) - 1} x {lengths[1]})"
-        elif what == "packed":
-            size = f"{len(lengths)} sequences of {sum(lengths) // len(lengths)}"
-        what = "causal, in turns" if what == "in turns" else what
-        return f"{what}, {size}, {row['kv_heads']} key heads, D={row['head_dim']}"
-
-    timed = document | {"rows": [row for row in document["rows"] if "ms_p50" in row]}
-    body = []
-    for name, rows in lines(timed, "divided groups", called, by="name").items():
-        chosen = next(row for row in [*rows.values()][::-1] if row["default"])
-        ms = chosen["ms_p50"]
-        cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
-        cells += [f"{ms:.3f}", f"{chosen['parts']}", f"{rows['1']['ms_p50'] / ms:.2f} x"]
-        cells += [f"{rows['copies']['ms_p50'] / ms:.1f} x" if "copies" in rows else "-"]
-        body.append(cells)
-    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
-    header += ["times as fast as 1 part", "times as fast as rows with copies"]
-    return ended(
-        markdown(header, body),
-        "4 query heads to a key head, bf16.",
-        source(document, "divided groups"),
-    )
-
-
 def in_turns(document: Document) -> str:
     """The deterministic backward: its rate, its share of the rate in any order, and its ratio to a
     peer's.
@@ -327,7 +281,7 @@ def in_turns(document: Document) -> str:
     for (head_dim, causal, heads, length), group in sorted(groups.items()):
         line = f"D={head_dim}, {'causal' if causal else 'full'}, {heads} to a key head"
         found.setdefault(line, {})[length] = group
-    lengths = sorted({length for line in found.values() for length in line})
+    lengths = (1024, 8192)
 
     def cell(line: dict[int, Group], length: int) -> str | None:
         if not (group := line.get(length)):
@@ -351,6 +305,7 @@ def on_the_host(document: Document) -> str:
 
     groups = lines(timed, "host", called, by="contestant")
     columns = dict.fromkeys(row["contestant"] for row in rows_of(timed, "host"))
+    columns = [name for name in columns if name not in ("fa2", "fa3", "fa4")]  # as long as auto
 
     def cell(group: Group, name: str) -> str | None:
         return f"{group[name]['us']:.0f}" if name in group else None
@@ -433,11 +388,11 @@ def of_prompts(document: Document) -> str:
 
 def uneven_decoding(document: Document) -> str:
     """Decoding over pages and rows of different lengths: shares of a copy's rate of FA2's kernels,
-    and of FA3's, which serves these on Hopper.
+    and of FA3's, which serves these on Hopper. Of the batches, those that the page explains.
     """
     suite, body = "decode by TMA", []
     for name, group in lines(document, suite, "name").items():
-        row = group.get("fa3", {})
+        row = group.get("fa3", {}) if name.startswith(("16x8k", "32x16k")) else {}
         # Without pages, FA3's kernel takes what `fa3.hopper.decode.host.pays` says.
         if "of_copy" in row and (
             row["page"] is not None
@@ -474,7 +429,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "prefill": partial(rates, suite="table", wanted=is_shown),
     "backward": partial(rates, suite="backward", wanted=is_shown),
     "against peers backward": partial(summary, suite="backward"),
-    "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
     "worth fa3": partial(worth, version="fa3"),
     "worth fa4": partial(worth, version="fa4"),
@@ -482,11 +436,9 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "quantize": quantization,
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
-    "packed": packed,
     "several gpus": several_gpus,
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,
     "random lengths": random_lengths,

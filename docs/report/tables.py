@@ -37,9 +37,8 @@ def ended(table: str, *notes: str) -> str:
 
 
 def where(row: Row) -> str:
-    """The name of a shape in a table; in the suite "seeds" batch and heads belong to it."""
-    few = f"B={row['B']}, H={row['H']}, " if row["suite"] == "seeds" else ""
-    return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
+    """The name of a shape in a table."""
+    return f"D={row['D']} {mask(row)}, S={row['N']}"
 
 
 def rate(group: Group, name: str, base: str | None = None, of: str = "") -> str | None:
