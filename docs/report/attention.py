@@ -419,8 +419,6 @@ def random_dense(document: Document) -> str:
 
 TABLES: dict[str, Callable[[Document], str]] = {
     "headline": partial(rates, suite="table", wanted=is_headline),
-    "headline backward": partial(rates, suite="backward", wanted=is_headline),
-    "prefill": partial(rates, suite="table", wanted=is_shown),
     "backward": partial(rates, suite="backward", wanted=is_shown),
     "against peers backward": partial(summary, suite="backward"),
     "summary": summary,
