@@ -91,13 +91,14 @@ def summary(document: Document, suite: str = "table") -> str:
 
 
 def worth(document: Document, version: str) -> str:
-    """The speed of a version with one thing changed, and cuDNN's, at the longest length of each
-    head dim and mask; the version itself is 1.
+    """The speed of a version with one thing changed, and cuDNN's, at the longest length of head
+    dims 128 and 256 and each mask; the version itself is 1. The figure has other head dims.
     """
     groups = shapes(document, "ablation").values()
     longest = {
         (any_row(group)["D"], any_row(group)["causal"]): group
         for group in sorted(groups, key=lambda group: any_row(group)["N"])
+        if any_row(group)["D"] in (128, 256)
     }
     columns = {where(any_row(group)): group for group in longest.values()}
     members = ablated(columns.values())[version] | {"cudnn": label("cudnn")}
@@ -265,7 +266,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
 
 def in_turns(document: Document) -> str:
     """The deterministic backward: its rate, its share of the rate in any order, and its ratio to a
-    peer's.
+    peer's, at a few head dims and lengths.
     """
     suite, peer, ours = "deterministic backward", "flash-attn-4", "fa3 deterministic"
     groups = lines(
@@ -273,6 +274,8 @@ def in_turns(document: Document) -> str:
     )
     found: dict[str, dict[int, Group]] = {}
     for (head_dim, causal, heads, length), group in sorted(groups.items()):
+        if head_dim not in (64, 128, 256):
+            continue
         line = f"D={head_dim}, {'causal' if causal else 'full'}, {heads} to a key head"
         found.setdefault(line, {})[length] = group
     lengths = (1024, 8192)
