@@ -660,7 +660,7 @@ checked("bf16_has_a_gap", gaps["both 1, sampler in bf16"].max() > GAP)
 # to one length. Here both have one model, first in fp32 and then in bf16:
 
 
-# %%
+# %% tags=["varies"]
 def mismatch(half):
     """Sampler's - trainer's log-probability of every token, by one model for both."""
     options = {"max_tokens": LIMIT, "sampling": Sampling(), "seed": 10}

@@ -18,6 +18,19 @@ def test_a_product_in_parts_is_the_product(shape, transposed):
     assert np.array_equal(product(*given), exact)
 
 
+@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("columns, depth", [(16, 64), (64, 64), (64, 80), (128, 128), (128, 256)])
+def test_a_row_has_the_same_bits_in_every_place(rows, columns, depth):
+    """Whatever the rows beside it are."""
+    rng = np.random.default_rng(0)
+    row, b = (rng.standard_normal(x, np.float32) for x in ((1, depth), (columns, depth)))
+    alike = product(np.tile(row, (rows, 1)), b.T)
+    assert (alike == alike[0]).all()
+    others = rng.standard_normal((rows, depth), np.float32)
+    others[rows - 3] = row
+    assert np.array_equal(product(others, b.T)[rows - 3], alike[0])
+
+
 def test_products_of_a_batch():
     a, b = np.ones((3, 64, 128), np.float32), np.ones((3, 128, 64), np.float32)
     assert product(a, b).shape == (3, 64, 64) and (product(a, b) == 128).all()

@@ -8,7 +8,8 @@ and between decoding and prefill. Here the shape of the weights alone decides:
     on a GPU    products by the project's own kernel (kernels/gemm), which adds k in steps of 64 or
                 less from the first one on, whatever tile it takes; norms by kernels/norm.py
     on a CPU    rows padded to a multiple of 16 and k in pieces of 256: so far, BLAS has one order
-                for all numbers of rows and threads (`check_products` tries it on this machine)
+                for all numbers of rows (`check_products` tries it on this machine), and on CPUs
+                with AVX-512 for all numbers of threads
 
 Attention is `flash_versions.attention` with batch_invariant=True, or, where kernels would be
 simulated and nobody wants to read along, `attention_by_blocks`.
