@@ -135,22 +135,6 @@ def bandwidth(group: Group, name: str, copy: float | None) -> str | None:
     return found and f"{found:.2f}" + (f" ({found / copy:.0%})" if copy else "")
 
 
-def quantization(document: Document) -> str:
-    """Bandwidth of quantising q, k and v, as a share of a copy's in the same rounds."""
-
-    def cell(group: Group, name: str) -> str | None:
-        return bandwidth(group, name, name != "copy" and group.get("copy", {}).get("tb_per_s"))
-
-    groups = lines(document, "quantize", lambda row: "({B}, {H}, {N}, {D})".format(**row))
-    ways = [name for name in names(document, "quantize") if name != "copy"]
-    return ended(
-        pivot("TB/s (share of a copy) at (B, H, S, D)", groups, ["copy", *ways], cell),
-        "Bytes are those of q, k and v and of what is written, each once; scales of heads and "
-        "tensors need a second pass over the inputs.",
-        provenance(document, "quantize"),
-    )
-
-
 def fp8_accuracy(document: Document) -> str:
     """Errors of attention in FP8 against exact attention of what was quantised."""
     about = document["suites"]["accuracy"]["what"]
@@ -216,30 +200,29 @@ def head_dims(document: Document) -> str:
         if "tflops" in row and row["name"] in ("", "default")
     }
     own = ("fa3", "fa4")
-    return by_head_dim(document, "head dims", found, own, own, "the better of fa3 and fa4")
+    return by_head_dim(document, "head dims", found, own, "the better of fa3 and fa4")
 
 
 def backward_of_head_dims(document: Document) -> str:
-    """Likewise of backwards, with those that are padded to a power of two."""
+    """Likewise of backwards."""
     found = {}
     for row in rows_of(document, "head dims, backward"):
         kind = *row["dims"], row["causal"], row["length"]
-        if "tflops" in row and row["name"] in ("", "padded"):
-            found[row["name"] or row["version"], *kind] = row["tflops"]
+        if "tflops" in row and row["name"] == "":
+            found[row["version"], *kind] = row["tflops"]
         if "tflops" in row and row.get("default"):
             found["fa3", *kind] = row["tflops"]
-    return by_head_dim(document, "head dims, backward", found, ("padded", "fa3"), ("fa3",), "fa3")
+    return by_head_dim(document, "head dims, backward", found, ("fa3",), "fa3")
 
 
-def by_head_dim(document, suite, found, shown, own, called) -> str:
+def by_head_dim(document, suite, found, own, called) -> str:
     """A table of rates by head dims and mask, at one length, and ratios over all.
 
     Args:
         document: of the results.
         suite: what is shown.
         found: {(name, head_dim, head_dim_v, causal, length): TFLOP/s}.
-        shown: the names beside the peers'.
-        own: the names whose best counts in the ratio to the better peer.
+        own: the names beside the peers', whose best counts in the ratio to the better peer.
         called: what the best of them is called.
     """
     lengths = sorted({key[-1] for key in found})
@@ -247,7 +230,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     for kind in sorted({key[1:4] for key in found}):
         name = f"{kind[0]}" if kind[0] == kind[1] else f"{kind[0]}, {kind[1]} of v"
         cells = [f"{name}, {'causal' if kind[2] else 'full'}"]
-        speeds = [found.get((x, *kind, SHOWN)) for x in BEST + shown]
+        speeds = [found.get((x, *kind, SHOWN)) for x in BEST + own]
         cells += [f"{x:.0f}" if x else "-" for x in speeds]
         ratios = []
         for n in lengths:
@@ -255,7 +238,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
             if any(ours) and any(theirs):
                 ratios.append(max(ours) / max(theirs))
         body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
-    header = [f"head_dim, S={SHOWN}", *BEST, *shown, "ratio"]
+    header = [f"head_dim, S={SHOWN}", *BEST, *own, "ratio"]
     return ended(
         markdown(header, body),
         f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
@@ -428,7 +411,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "worth fa3": partial(worth, version="fa3"),
     "worth fa4": partial(worth, version="fa4"),
     "fp8": fp8,
-    "quantize": quantization,
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "several gpus": several_gpus,
