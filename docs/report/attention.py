@@ -35,6 +35,7 @@ from flash_versions.bench.results import (
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 SHOWN = 8192  # the length of which a table of many head dims has the rates
 BEST = ("cudnn", "flash-attn-4")
+READ = (8192, 131072)  # numbers of keys that the table of decoding has
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 
 
@@ -62,7 +63,7 @@ def is_headline(row: Row) -> bool:
 
 def is_shown(row: Row) -> bool:
     """Whether a table has a row; the figures have all lengths."""
-    return row["N"] in (1024, 4096, 16384)
+    return row["N"] in (1024, 16384)
 
 
 def summary(document: Document, suite: str = "table") -> str:
@@ -90,13 +91,14 @@ def summary(document: Document, suite: str = "table") -> str:
 
 
 def worth(document: Document, version: str) -> str:
-    """The speed of a version with one thing changed, and cuDNN's, at the longest length of each
-    head dim and mask; the version itself is 1.
+    """The speed of a version with one thing changed, and cuDNN's, at the longest length of head
+    dims 128 and 256 and each mask; the version itself is 1. The figure has other head dims.
     """
     groups = shapes(document, "ablation").values()
     longest = {
         (any_row(group)["D"], any_row(group)["causal"]): group
         for group in sorted(groups, key=lambda group: any_row(group)["N"])
+        if any_row(group)["D"] in (128, 256)
     }
     columns = {where(any_row(group)): group for group in longest.values()}
     members = ablated(columns.values())[version] | {"cudnn": label("cudnn")}
@@ -133,60 +135,21 @@ def bandwidth(group: Group, name: str, copy: float | None) -> str | None:
     return found and f"{found:.2f}" + (f" ({found / copy:.0%})" if copy else "")
 
 
-def quantization(document: Document) -> str:
-    """Bandwidth of quantising q, k and v, as a share of a copy's in the same rounds."""
-
-    def cell(group: Group, name: str) -> str | None:
-        return bandwidth(group, name, name != "copy" and group.get("copy", {}).get("tb_per_s"))
-
-    groups = lines(document, "quantize", lambda row: "({B}, {H}, {N}, {D})".format(**row))
-    ways = [name for name in names(document, "quantize") if name != "copy"]
-    return ended(
-        pivot("TB/s (share of a copy) at (B, H, S, D)", groups, ["copy", *ways], cell),
-        "Bytes are those of q, k and v and of what is written, each once; scales of heads and "
-        "tensors need a second pass over the inputs.",
-        provenance(document, "quantize"),
-    )
-
-
 def fp8_accuracy(document: Document) -> str:
     """Errors of attention in FP8 against exact attention of what was quantised."""
     about = document["suites"]["accuracy"]["what"]
-    measures = {"rmse": "relative RMSE", "row": "mean error of a row"}
-    found = lines(
+    groups = lines(
         document, "accuracy", lambda row: f"{row['distribution']}, D={row['D']}", "scheme"
     )
-    groups = {
-        f"{inputs}: {called}": {scheme: row[key] for scheme, row in rows.items()}
-        for inputs, rows in found.items()
-        for key, called in measures.items()
-    }
-    schemes = dict.fromkeys(scheme for rows in found.values() for scheme in rows)
+    schemes = dict.fromkeys(scheme for rows in groups.values() for scheme in rows)
 
-    def cell(group: dict, scheme: str) -> str | None:
-        return f"{group[scheme]:.2g}" if scheme in group else None
+    def cell(group: Group, scheme: str) -> str | None:
+        return f"{group[scheme]['rmse']:.2g}" if scheme in group else None
 
     return ended(
-        pivot("error, relative to exact attention", groups, schemes, cell),
+        pivot("relative RMSE, to exact attention", groups, schemes, cell),
         f"{about['version'].upper()}'s kernel, {about['S']} tokens, no mask.",
         source(document, "accuracy"),
-    )
-
-
-def packed(document: Document) -> str:
-    """Versions on packed sequences of 64 lengths, against a rectangle with as many rows."""
-    body, sources = [], []
-    for way, suite in (("forward", "packed"), ("backward", "packed backward")):
-        if suite in document["suites"]:
-            sources.append(f"{way.capitalize()}: {provenance(document, suite)}")
-        for group, name in ((x, n) for x in shapes(document, suite).values() for n in x):
-            if times := ratio(group, f"{name} packed", name):
-                cells = [rate(group, name), rate(group, f"{name} packed"), f"{times:.2f}"]
-                body.append([f"{name} {way}, {mask(any_row(group))}", *cells])
-    return ended(
-        markdown(["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"], body),
-        "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128.",
-        *sources,
     )
 
 
@@ -218,6 +181,7 @@ def decode(document: Document) -> str:
     """Bandwidth of reading K and V with one query, as a share of a device copy's."""
     found = sorted(shapes(document, "decode").items())
     groups = {"B={B} N={N}".format(**any_row(group)): group for _, group in found}
+    groups = {name: group for name, group in groups.items() if any_row(group)["N"] in READ}
     copy = document["suites"]["decode"]["copy_tb_per_s"]
     measured = names(document, "decode")
     # A version without splits comes before the version that it is held against.
@@ -236,30 +200,29 @@ def head_dims(document: Document) -> str:
         if "tflops" in row and row["name"] in ("", "default")
     }
     own = ("fa3", "fa4")
-    return by_head_dim(document, "head dims", found, own, own, "the better of fa3 and fa4")
+    return by_head_dim(document, "head dims", found, own, "the better of fa3 and fa4")
 
 
 def backward_of_head_dims(document: Document) -> str:
-    """Likewise of backwards, with those that are padded to a power of two."""
+    """Likewise of backwards."""
     found = {}
     for row in rows_of(document, "head dims, backward"):
         kind = *row["dims"], row["causal"], row["length"]
-        if "tflops" in row and row["name"] in ("", "padded"):
-            found[row["name"] or row["version"], *kind] = row["tflops"]
+        if "tflops" in row and row["name"] == "":
+            found[row["version"], *kind] = row["tflops"]
         if "tflops" in row and row.get("default"):
             found["fa3", *kind] = row["tflops"]
-    return by_head_dim(document, "head dims, backward", found, ("padded", "fa3"), ("fa3",), "fa3")
+    return by_head_dim(document, "head dims, backward", found, ("fa3",), "fa3")
 
 
-def by_head_dim(document, suite, found, shown, own, called) -> str:
+def by_head_dim(document, suite, found, own, called) -> str:
     """A table of rates by head dims and mask, at one length, and ratios over all.
 
     Args:
         document: of the results.
         suite: what is shown.
         found: {(name, head_dim, head_dim_v, causal, length): TFLOP/s}.
-        shown: the names beside the peers'.
-        own: the names whose best counts in the ratio to the better peer.
+        own: the names beside the peers', whose best counts in the ratio to the better peer.
         called: what the best of them is called.
     """
     lengths = sorted({key[-1] for key in found})
@@ -267,7 +230,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     for kind in sorted({key[1:4] for key in found}):
         name = f"{kind[0]}" if kind[0] == kind[1] else f"{kind[0]}, {kind[1]} of v"
         cells = [f"{name}, {'causal' if kind[2] else 'full'}"]
-        speeds = [found.get((x, *kind, SHOWN)) for x in BEST + shown]
+        speeds = [found.get((x, *kind, SHOWN)) for x in BEST + own]
         cells += [f"{x:.0f}" if x else "-" for x in speeds]
         ratios = []
         for n in lengths:
@@ -275,7 +238,7 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
             if any(ours) and any(theirs):
                 ratios.append(max(ours) / max(theirs))
         body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
-    header = [f"head_dim, S={SHOWN}", *BEST, *shown, "ratio"]
+    header = [f"head_dim, S={SHOWN}", *BEST, *own, "ratio"]
     return ended(
         markdown(header, body),
         f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
@@ -284,40 +247,9 @@ def by_head_dim(document, suite, found, shown, own, called) -> str:
     )
 
 
-def divided_groups(document: Document) -> str:
-    """Backwards whose groups of query heads are divided over so many programs, and the default."""
-
-    def called(row: Row) -> str:
-        lengths, what = row["lengths"], row["kind"]
-        size = f"{row['batch']} x {lengths[0]}"
-        if what == "prompt":
-            size = f"{row['batch']} x ({lengths[0]} + {len(lengths) - 1} x {lengths[1]})"
-        elif what == "packed":
-            size = f"{len(lengths)} sequences of {sum(lengths) // len(lengths)}"
-        what = "causal, in turns" if what == "in turns" else what
-        return f"{what}, {size}, {row['kv_heads']} key heads, D={row['head_dim']}"
-
-    timed = document | {"rows": [row for row in document["rows"] if "ms_p50" in row]}
-    body = []
-    for name, rows in lines(timed, "divided groups", called, by="name").items():
-        chosen = next(row for row in [*rows.values()][::-1] if row["default"])
-        ms = chosen["ms_p50"]
-        cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
-        cells += [f"{ms:.3f}", f"{chosen['parts']}", f"{rows['1']['ms_p50'] / ms:.2f} x"]
-        cells += [f"{rows['copies']['ms_p50'] / ms:.1f} x" if "copies" in rows else "-"]
-        body.append(cells)
-    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
-    header += ["times as fast as 1 part", "times as fast as rows with copies"]
-    return ended(
-        markdown(header, body),
-        "4 query heads to a key head, bf16.",
-        source(document, "divided groups"),
-    )
-
-
 def in_turns(document: Document) -> str:
     """The deterministic backward: its rate, its share of the rate in any order, and its ratio to a
-    peer's.
+    peer's, at a few head dims and lengths.
     """
     suite, peer, ours = "deterministic backward", "flash-attn-4", "fa3 deterministic"
     groups = lines(
@@ -325,9 +257,11 @@ def in_turns(document: Document) -> str:
     )
     found: dict[str, dict[int, Group]] = {}
     for (head_dim, causal, heads, length), group in sorted(groups.items()):
+        if head_dim not in (64, 128, 256):
+            continue
         line = f"D={head_dim}, {'causal' if causal else 'full'}, {heads} to a key head"
         found.setdefault(line, {})[length] = group
-    lengths = sorted({length for line in found.values() for length in line})
+    lengths = (1024, 8192)
 
     def cell(line: dict[int, Group], length: int) -> str | None:
         if not (group := line.get(length)):
@@ -351,6 +285,7 @@ def on_the_host(document: Document) -> str:
 
     groups = lines(timed, "host", called, by="contestant")
     columns = dict.fromkeys(row["contestant"] for row in rows_of(timed, "host"))
+    columns = [name for name in columns if name not in ("fa2", "fa3", "fa4")]  # as long as auto
 
     def cell(group: Group, name: str) -> str | None:
         return f"{group[name]['us']:.0f}" if name in group else None
@@ -433,11 +368,11 @@ def of_prompts(document: Document) -> str:
 
 def uneven_decoding(document: Document) -> str:
     """Decoding over pages and rows of different lengths: shares of a copy's rate of FA2's kernels,
-    and of FA3's, which serves these on Hopper.
+    and of FA3's, which serves these on Hopper. Of the batches, those that the page explains.
     """
     suite, body = "decode by TMA", []
     for name, group in lines(document, suite, "name").items():
-        row = group.get("fa3", {})
+        row = group.get("fa3", {}) if name.startswith(("16x8k", "32x16k")) else {}
         # Without pages, FA3's kernel takes what `fa3.hopper.decode.host.pays` says.
         if "of_copy" in row and (
             row["page"] is not None
@@ -470,23 +405,17 @@ def random_dense(document: Document) -> str:
 
 TABLES: dict[str, Callable[[Document], str]] = {
     "headline": partial(rates, suite="table", wanted=is_headline),
-    "headline backward": partial(rates, suite="backward", wanted=is_headline),
-    "prefill": partial(rates, suite="table", wanted=is_shown),
     "backward": partial(rates, suite="backward", wanted=is_shown),
     "against peers backward": partial(summary, suite="backward"),
-    "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
     "worth fa3": partial(worth, version="fa3"),
     "worth fa4": partial(worth, version="fa4"),
     "fp8": fp8,
-    "quantize": quantization,
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
-    "packed": packed,
     "several gpus": several_gpus,
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,
     "random lengths": random_lengths,

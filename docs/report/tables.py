@@ -37,9 +37,8 @@ def ended(table: str, *notes: str) -> str:
 
 
 def where(row: Row) -> str:
-    """The name of a shape in a table; in the suite "seeds" batch and heads belong to it."""
-    few = f"B={row['B']}, H={row['H']}, " if row["suite"] == "seeds" else ""
-    return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
+    """The name of a shape in a table."""
+    return f"D={row['D']} {mask(row)}, S={row['N']}"
 
 
 def rate(group: Group, name: str, base: str | None = None, of: str = "") -> str | None:
@@ -65,10 +64,8 @@ def provenance(document: Document, suite: str) -> str:
     rows = rows_of(document, suite)
     precisions = " and ".join(dict.fromkeys(row.get("precision", "bf16") for row in rows))
     libraries = ("flash-attn-4", "cudnn-frontend") if "fp8" in precisions else ("flash-attn-4",)
-    return (
-        f"{source(document, suite, *libraries)[:-1]}; {precisions}, median of {rounds} rounds in "
-        "which the competitors take turns, cold L2."
-    )
+    about = source(document, suite, *libraries)[:-1]
+    return f"{about}; {precisions}, median of {rounds} rounds, cold L2."
 
 
 def source(document: Document, suite: str, *libraries: str) -> str:

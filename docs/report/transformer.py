@@ -131,15 +131,11 @@ def rounding(document: Document) -> str:
     return ended(markdown(header, body), "4096 x 4096 outputs in bf16.", about)
 
 
-def generation(document: Document, larger: bool = False) -> str:
+def generation(document: Document) -> str:
     """Generation: tokens per second, milliseconds of a step, and those of others, at the shapes at
     which transformers was timed, too; the figure has the others.
 
     The ratios are to compiled steps, because a user who wants speed compiles.
-
-    Args:
-        document: of which the suite "generate" is shown.
-        larger: show only the models of 1 and 8 billion weights.
     """
     titles = {
         "torch compiled": "torch alone, compiled as in gpt-fast: ms a step (times ours)",
@@ -152,7 +148,6 @@ def generation(document: Document, larger: bool = False) -> str:
         for place, rows in lines(
             document, "generate", lambda row: tuple(row[key] for key in keys), by="contestant"
         ).items()
-        if not larger or place[0].startswith("llama")
     }
     found = {place: rows for place, rows in found.items() if len(rows) > 1}
     known = [x for x in titles if any(x in rows for rows in found.values())]
@@ -215,5 +210,4 @@ TABLES = {
     "norm gemm numerics": rounding,
     "generate": generation,
     "shipped models": shipped_models,
-    "headline generate": partial(generation, larger=True),
 }

@@ -24,13 +24,13 @@ def test_every_table_is_in_a_document():
 
 def test_command_rewrites_the_blocks_only(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- results: seeds -->\nold\n<!-- end -->\nafter\n")
+    page.write_text("before\n<!-- results: summary -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "DOCUMENTS", [page])
     monkeypatch.setattr(report, "FIGURES", {})
     assert report.main() == 0
-    table = report.TABLES["seeds"](RESULTS)
-    assert page.read_text() == f"before\n<!-- results: seeds -->\n{table}<!-- end -->\nafter\n"
+    table = report.TABLES["summary"](RESULTS)
+    assert page.read_text() == f"before\n<!-- results: summary -->\n{table}<!-- end -->\nafter\n"
     assert list(tmp_path.iterdir()) == [page]
 
 
