@@ -68,7 +68,7 @@ def train(
     """
     settings = trainer.settings
     with trainer.world.together():
-        state = run.load(trainer.device)
+        state = run.load()
     best, extent, seconds = 0.0, 0.0, 0.0
     if state is not None:
         with undamaged(run.folder / STATE, f"delete {run.folder}"):

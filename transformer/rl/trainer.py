@@ -173,5 +173,6 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
         restore_training(self.policy.model, self.learner.optimizer, state)
-        self.step, self._mean = int(state["step"]), dict(state["mean"])
+        self.step = int(state["step"])
+        self._mean = {name: mean.to(self.device) for name, mean in state["mean"].items()}
         self.source.restore(state)

@@ -33,8 +33,6 @@ from transformer.training.parallel import (
     World,
     clip_gradients,
     exchange_gradients,
-    forget_state,
-    has_state,
     read_state,
     refuse_another,
     restore_training,
@@ -274,19 +272,20 @@ class Training:
 
     def finish(self) -> None:
         """The state is needed no more."""
-        forget_state(self.folder / STATE)
+        (self.folder / STATE).unlink(missing_ok=True)
 
     def _resume(self) -> None:
         path = self.folder / STATE
         with self.world.together():
-            if not has_state(path):
+            with undamaged(path):
+                state = read_state(path)
+            if state is None:
                 self._begin()
                 return
             with undamaged(path):
-                state = read_state(path, self.device) or {}
                 theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
             refuse_another(f"{self.folder} holds an unfinished run", self.recipe.identity(), theirs)
-        with undamaged(state.get("shards", path)):
+        with undamaged(path):
             restore_training(self.model, self.optimizer, state)
             chunk, batch = state["position"]
             self.step, self.position = int(state["step"]), (int(chunk), int(batch))
@@ -296,8 +295,6 @@ class Training:
                 log.truncate(self.log_size)
 
     def _begin(self) -> None:
-        if self.world.main:
-            forget_state(self.folder / STATE)  # parts, if a process was killed while it did so
         if (self.folder / "config.json").exists():
             raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
         if self.world.main:

@@ -145,11 +145,11 @@ def main(folder: Path) -> None:
         for name in CHAINS:
             trainer = make(model, world, **CASES[name])
             run = Run(folder / name, trainer.settings, world)
-            trainer.restore(run.load(CPU))
+            trainer.restore(run.load())
             found[f"chain {name}"] = take(trainer, 2)
             run.save({**trainer.state(), "best": 0.25, "seconds": 1.5})
             again = make(model, world, **CASES[name])
-            again.restore(Run(folder / name, trainer.settings, world).load(CPU))
+            again.restore(Run(folder / name, trainer.settings, world).load())
             found[f"again {name}"] = take(again, 1)
 
         training = Training(recipe(), folder / "taught", CPU, world)
