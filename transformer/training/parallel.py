@@ -216,6 +216,16 @@ def shard(model: Transformer, world: World, dtype: torch.dtype) -> None:
         fully_shard(part, mesh=world.mesh, mp_policy=precision, reshard_after_forward=False)
 
 
+def forward_in(
+    dtype: torch.dtype, model: nn.Module, world: World, tokens: Tensor, **options: Any
+) -> Tensor:
+    """Logits by the arithmetic in which the model is used; gradients go to its fp32 weights."""
+    if dtype == torch.float32 or world.size > 1:  # FSDP rounds by itself
+        return model(tokens, **options)
+    weights = {name: p.to(dtype) for name, p in model.named_parameters()}
+    return torch.func.functional_call(model, weights, (tokens,), options)
+
+
 def exchange_gradients(model: nn.Module, wanted: bool) -> None:
     """Say whether the next backward pass ends in the sum over ranks: only the last one need."""
     if isinstance(model, FSDPModule):

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ from transformer.training.parallel import (
     World,
     clip_gradients,
     exchange_gradients,
+    forward_in,
     read_state,
     refuse_another,
     restore_training,
@@ -204,9 +206,10 @@ class Training:
         over processes.
         """
         recipe, losses, parts = self.recipe, list[Tensor](), self._parts(batch)
+        forward = partial(forward_in, self.dtype, self.model, self.world)
         for number, rows in enumerate(parts, start=1):
             exchange_gradients(self.model, number == len(parts))
-            loss = recipe.loss(self.model, self._forward, batch, rows)
+            loss = recipe.loss(self.model, forward, batch, rows)
             (loss * self.world.size / recipe.weighed(batch)).backward()
             losses.append(loss.detach())
         norm = clip_gradients([p for p in self.model.parameters() if p.requires_grad], recipe.clip)
@@ -226,15 +229,6 @@ class Training:
         mine, most = self.world.share(rows), -(-rows // self.world.size)
         starts = range(mine.start, mine.start + most, size)
         return [range(at, max(at, min(at + size, mine.stop))) for at in starts]
-
-    def _forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        """Logits by the arithmetic in which the model will be used, whose gradients go to the fp32
-        weights.
-        """
-        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
-            return self.model(tokens, **options)
-        weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
-        return torch.func.functional_call(self.model, weights, (tokens,), options)
 
     def record(self, **fields: Any) -> None:
         """Append a line to the log, and tell the tracker."""
