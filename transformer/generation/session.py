@@ -115,7 +115,7 @@ class Session:
             )
         if dtype == "auto":
             dtype = "float32" if where.type == "cpu" and precision is None else "bfloat16"
-        eos = eos_token_ids(folder)
+        eos = eos_token_ids(folder, tokenizer.eos)
         for token in eos:
             if isinstance(token, bool) or not 0 <= token < tokenizer.vocab_size:
                 raise ValueError(

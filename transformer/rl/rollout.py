@@ -64,7 +64,7 @@ class Policy:
             ValueError: it cannot be used: a damaged file, or no token that ends a completion.
         """
         config, tokenizer = load_config(folder), Tokenizer.load(folder)
-        eos = eos_token_ids(folder)
+        eos = eos_token_ids(folder, tokenizer.eos)
         if not eos:
             raise ValueError(f"{folder} names no end-of-sequence token, so no completion would end")
         # A run that is taken up again ends in the same bits: also its gradients must have them.
