@@ -68,7 +68,7 @@ def train(
     """
     settings = trainer.settings
     with trainer.world.together():
-        state = run.load(trainer.device)
+        state = run.load()
     best, extent, seconds = 0.0, 0.0, 0.0
     if state is not None:
         with undamaged(run.folder / STATE, f"delete {run.folder}"):
@@ -91,7 +91,6 @@ def train(
         tokens = trainer.world.total(sum(len(r.completion.tokens) for r in groups.rollouts))
         measured |= {
             "drawn": groups.drawn,
-            "replayed": groups.replayed,
             "rollout_seconds": groups.seconds,
             "learn_seconds": now - learning,
             "tokens_per_second": tokens / (groups.seconds + now - learning),

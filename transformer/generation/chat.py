@@ -97,6 +97,11 @@ class Tokenizer:
             special_tokens[role] = token
         return cls(backend, special_tokens)
 
+    @property
+    def eos(self) -> int | None:
+        """The token that it calls eos_token; None if there is none."""
+        return self.token_id(self.special_tokens.get("eos_token", ""))
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a rendered template: control tokens are recognised, none is added.
 

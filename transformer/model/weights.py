@@ -260,44 +260,27 @@ def text_files(folder: Path) -> list[Path]:
     return [folder / name for name in (*names, "chat_template.jinja") if (folder / name).exists()]
 
 
-def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
+def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]:
     """Every token that ends an answer, by any of a checkpoint's files; () if none names any.
 
-    The ids of generation_config.json come first, then those of config.json, then that of the
-    eos_token of tokenizer_config.json, which is found among the added tokens of tokenizer.json.
+    Args:
+        folder: of the checkpoint: the ids of its generation_config.json come first, then those of
+            its config.json.
+        own: what the tokenizer calls its eos_token, which comes last.
 
     Raises:
         CheckpointError: one of these files is damaged.
     """
-    folder = Path(folder)
     found: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name, missing_ok=True).get("eos_token_id")
+    for path in (Path(folder) / "generation_config.json", Path(folder) / "config.json"):
+        ids = _read_json(path, missing_ok=True).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(type(token) is int for token in ids):  # a bool is an int to isinstance
             raise CheckpointError(
-                f"{folder / name}: eos_token_id must be an integer or a list of integers, not {ids}"
+                f"{path}: eos_token_id must be an integer or a list of integers, not {ids}"
             )
         found += ids
-    text = _read_json(folder / "tokenizer_config.json", missing_ok=True).get("eos_token")
-    text = text.get("content") if isinstance(text, dict) else text
-    if text is not None:
-        found += _added_token_ids(folder / "tokenizer.json", text)
-    return tuple(dict.fromkeys(found))
-
-
-def _added_token_ids(path: Path, text: str) -> list[int]:
-    """Ids of the added tokens of a tokenizer.json with this text: one, or none."""
-    added = _read_json(path, missing_ok=True).get("added_tokens", [])
-    try:
-        ids = [token["id"] for token in added if token["content"] == text]
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{path}: added_tokens must be a list of objects with id and content"
-        ) from error
-    if not all(type(token) is int for token in ids):
-        raise CheckpointError(f"{path}: the id of {text!r} must be an integer, not {ids[0]!r}")
-    return ids
+    return tuple(dict.fromkeys([*found, *([] if own is None else [own])]))
 
 
 def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from transformer.model.decoder import Branches, Transformer
+from transformer.model.decoder import Transformer
 from transformer.rl.groups import groups_of
 from transformer.rl.loss import Metrics, Totals, group_advantages, grpo_loss
 from transformer.rl.recipes import Settings
@@ -25,7 +25,13 @@ from transformer.rl.rollout import (
     completion_logprobs,
 )
 from transformer.training.lora import adapters_off, add_adapters
-from transformer.training.parallel import World, clip_gradients, exchange_gradients, shard
+from transformer.training.parallel import (
+    World,
+    clip_gradients,
+    exchange_gradients,
+    forward_in,
+    shard,
+)
 from transformer.training.recompute import recompute_activations
 
 GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
@@ -179,24 +185,15 @@ class Learner:
 
     def _logprobs(self, batch: RolloutBatch, model: Forward | None = None) -> tuple[Tensor, Tensor]:
         banned, temperature = self.policy.banned, self.settings.temperature
-        return completion_logprobs(model or self._forward, batch, banned, temperature)
-
-    def _forward(self, tokens: Tensor, wanted: Tensor, branches: Branches | None = None) -> Tensor:
-        """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
-        model, options = self.policy.model, {"wanted": wanted, "branches": branches}
-        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
-            return model(tokens, **options)
-        weights = {name: p.to(self.dtype) for name, p in model.named_parameters()}
-        return torch.func.functional_call(model, weights, (tokens,), options)
+        model = model or partial(forward_in, self.dtype, self.policy.model, self.world)
+        return completion_logprobs(model, batch, banned, temperature)
 
     def _reference_logprobs(self, batch: RolloutBatch) -> Tensor | None:
         if not self.settings.beta:
             return None
         if (reference := self.reference) is not None:
             with torch.no_grad():
-                return self._logprobs(
-                    batch, lambda x, *options: reference(x, None, None, False, *options)
-                )[0]
+                return self._logprobs(batch, reference)[0]
         with torch.no_grad(), adapters_off(self.policy.model):
             return self._logprobs(batch)[0]
 

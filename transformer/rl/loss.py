@@ -58,9 +58,6 @@ class Loss:
         clip_low: r below 1 - clip_low earns nothing more, for A < 0; 1 for no bound.
         clip_high: r above 1 + clip_high earns nothing more, for A > 0; math.inf for no bound.
         beta: weight of the KL divergence from the reference, in nats per token; 0 for none.
-        unbiased_kl: multiply a token's KL by r, as TRL does by default. The mean of k3 is the
-            divergence, but that of its gradient is not the divergence's; with r it is, also after
-            the policy has moved (DeepSeek-V3.2, arXiv:2512.02556; exact for ratio "token").
         importance_cap: C of truncated importance sampling, which weighs a token's first term by
             min(exp(old - sampler), C) where the sampler's probabilities differ from the trainer's
             (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
@@ -79,7 +76,6 @@ class Loss:
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
-    unbiased_kl: bool = False
     importance_cap: float | None = None
     policy_loss: PolicyLoss = "ppo"
 
@@ -287,8 +283,6 @@ def grpo_loss(
     if reference is not None:
         distance = (reference.detach() - logprobs).masked_fill(unused, 0)
         kl = distance.expm1() - distance
-        if loss.unbiased_kl:
-            kl = kl * ratio
         seen["kl"] = kl
         if loss.beta:
             per_token = per_token + loss.beta * kl

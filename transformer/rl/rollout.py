@@ -31,7 +31,7 @@ WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kern
 
 UNIT, SPLIT = 128, 4096  # keys that batch-invariant attention takes together, a multiple of them
 
-Forward = Callable[..., Tensor]  # (tokens, wanted, branches if any) -> logits, see `Transformer`
+Forward = Callable[..., Tensor]  # (tokens, wanted=, branches= if any) -> logits: a `Transformer`
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Policy:
             ValueError: it cannot be used: a damaged file, or no token that ends a completion.
         """
         config, tokenizer = load_config(folder), Tokenizer.load(folder)
-        eos = eos_token_ids(folder)
+        eos = eos_token_ids(folder, tokenizer.eos)
         if not eos:
             raise ValueError(f"{folder} names no end-of-sequence token, so no completion would end")
         # A run that is taken up again ends in the same bits: also its gradients must have them.
@@ -345,8 +345,8 @@ def completion_logprobs(
     forward: Forward, batch: RolloutBatch, banned: Sequence[int], temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
-    branches = () if batch.branches is None else (batch.branches,)
-    logits = forward(batch.tokens, batch.wanted, *branches)
+    branches = {} if batch.branches is None else {"branches": batch.branches}
+    logits = forward(batch.tokens, wanted=batch.wanted, **branches)
     out = token_mask(tuple(banned), logits.shape[-1], logits.device)
     found = token_logprobs(logits[None], batch.targets[None], temperature, out)
     logprobs, entropy = (x.new_zeros(batch.mask.shape).masked_scatter(batch.mask, x) for x in found)

@@ -5,7 +5,6 @@
     RUN/samples.jsonl    a few completions of each evaluation, with their rewards
     RUN/curve.png        redrawn at every evaluation
     RUN/state.pt         what the next step depends on, while the run is unfinished
-    RUN/state-STEP/      the same of a run on several processes: each writes its part
     RUN/best/            the checkpoint with the best held-out reward, ready for `generate`
     RUN/final/           that of the last step, or the mean of the last
     --save-rollouts      a line for each completion of training, in a file anywhere
@@ -21,15 +20,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from transformer.model.files import parse_json, read_json, write_text, writing
 from transformer.rl.recipes import Settings, flag
 from transformer.training.parallel import (
     ALONE,
     World,
-    forget_state,
-    has_state,
     read_state,
     refuse_another,
     undamaged,
@@ -91,7 +86,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the last step was taken and its checkpoint written."""
-        return (self.folder / FINAL / "config.json").exists() and not has_state(self._state)
+        return (self.folder / FINAL / "config.json").exists() and not self._state.exists()
 
     def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
         names = [one.name for one in fields(Settings) if one.compare]
@@ -113,14 +108,14 @@ class Run:
         """Write the state, replacing the one before it at once; all ranks call it together."""
         write_state(self._state, {**state, "sizes": self._sizes}, self.world)
 
-    def load(self, device: torch.device) -> dict[str, Any] | None:
+    def load(self) -> dict[str, Any] | None:
         """The state to go on from, the logs cut to where it was taken; None at the beginning.
 
         Raises:
             ValueError: the file is damaged.
         """
         with undamaged(self._state, f"delete {self.folder}"):
-            state = read_state(self._state, device)
+            state = read_state(self._state)
             if state is not None:
                 self._sizes = {name: int(state["sizes"][name]) for name in self._sizes}
         for name, path in self._logs.items() if self.world.main else ():
@@ -133,7 +128,7 @@ class Run:
     def finish(self) -> None:
         """The state is needed no more."""
         if self.world.main:
-            forget_state(self._state)
+            self._state.unlink(missing_ok=True)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

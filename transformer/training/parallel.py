@@ -5,8 +5,8 @@
     rollouts    a rank samples its share of the groups from a plain copy of the weights: ranks end
                 at different times, so nothing in decoding may wait for another rank
     gradients   averaged over the ranks by FSDP, so a loss that is to be summed is multiplied by N
-    state       `torch.distributed.checkpoint`: every rank writes what it holds, and any number of
-                ranks, or one plain process, can go on from it
+    state       the first rank writes it whole, so any number of ranks, or one plain process, can
+                go on from it
 
 One process is the special case in which nothing here does anything. Ranks talk through NCCL on GPUs
 and gloo on CPUs. All of them must reach every collective, in the same order: what may fail on one
@@ -17,8 +17,6 @@ Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
 
 import gc
 import os
-import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,19 +25,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from transformer.generation.command import ElsewhereError, choose_device, out_of_memory
 from transformer.model.decoder import Transformer
-from transformer.model.files import replacing, writing
-
-RECORD = "record.pt"  # of a sharded state: all that is no tensor of the model or the optimiser
-TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+from transformer.model.files import replacing
 
 
 @dataclass(frozen=True)
@@ -223,6 +216,16 @@ def shard(model: Transformer, world: World, dtype: torch.dtype) -> None:
         fully_shard(part, mesh=world.mesh, mp_policy=precision, reshard_after_forward=False)
 
 
+def forward_in(
+    dtype: torch.dtype, model: nn.Module, world: World, tokens: Tensor, **options: Any
+) -> Tensor:
+    """Logits by the arithmetic in which the model is used; gradients go to its fp32 weights."""
+    if dtype == torch.float32 or world.size > 1:  # FSDP rounds by itself
+        return model(tokens, **options)
+    weights = {name: p.to(dtype) for name, p in model.named_parameters()}
+    return torch.func.functional_call(model, weights, (tokens,), options)
+
+
 def exchange_gradients(model: nn.Module, wanted: bool) -> None:
     """Say whether the next backward pass ends in the sum over ranks: only the last one need."""
     if isinstance(model, FSDPModule):
@@ -268,30 +271,29 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, world: World
 ) -> dict[str, Any]:
-    """The weights that learn and the optimiser's state, for `write_state`."""
-    if world.mesh is None:
-        return {"model": trained(model), "optimizer": optimizer.state_dict()}
-    weights, moments = get_state_dict(model, optimizer, options=TRAINED)
-    return {"model": weights, "optimizer": moments}
+    """The weights that learn and the optimiser's state, for `write_state`; all ranks call this
+    together. Of a sharded model the first rank has all tensors, whole and on the CPU.
+    """
+
+    def kept(x: Any) -> Any:
+        if world.mesh is None or not isinstance(x, Tensor):
+            return x
+        x = whole(x)  # one at a time: a GPU need not hold all of the state
+        return x.cpu() if world.main else None
+
+    found = optimizer.state_dict()
+    moments = {
+        number: {name: kept(x) for name, x in of_weight.items()}
+        for number, of_weight in found["state"].items()
+    }
+    weights = {name: kept(x) for name, x in trained(model).items()}
+    return {"model": weights, "optimizer": {**found, "state": moments}}
 
 
 def restore_training(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Put back what `read_state` found, whether one process or several saved it, and are here.
-
-    Raises:
-        ValueError: a sharded state is damaged.
-    """
-    if "shards" in state:
-        weights, moments = get_state_dict(model, optimizer, options=TRAINED)
-        with undamaged(state["shards"]), _own_errors(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
-            dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=state["shards"])
-        set_state_dict(
-            model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=TRAINED
-        )
-        return
+    """Put back what `read_state` found, whether one process or several saved it, and are here."""
     parameters = trained(model)
     for name, parameter in parameters.items():
         parameter.copy_(_spread_like(state["model"][name], parameter))
@@ -307,19 +309,13 @@ def restore_training(
 
 
 def _spread_like(x: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, spread over the ranks as another is; each rank holds all of it already."""
+    """A whole tensor on the device of another, spread over the ranks as that is; each rank has all
+    of it.
+    """
+    x = x.to(like.device)
     if not isinstance(like, DTensor):
         return x
     return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise what a rank's file system raised: the exception around it is no `Exception`."""
-    try:
-        yield
-    except dcp.CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from error
 
 
 @contextmanager
@@ -336,97 +332,34 @@ def undamaged(path: Path, remedy: str = "delete it") -> Iterator[None]:
 
 
 def write_state(path: Path, state: dict[str, Any], world: World) -> None:
-    """Write the state of a run, replacing the one before it at once.
+    """Write the state of a run, replacing the one before it at once; all ranks call this together.
 
     Args:
-        path: of one process's file; several write a folder beside it, PATH's stem and the step.
+        path: of the file.
         state: `training_state` and what else the next step depends on, "step" among it.
-        world: all of its ranks call this.
+        world: whose first rank writes.
 
     Raises:
         ValueError: a weight is no longer finite; the state before it is left.
     """
     with world.together():
+        if not world.main:
+            return
         for name, weight in state["model"].items():
-            if not (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all():
+            if not weight.isfinite().all():
                 raise ValueError(
                     f"{name} is no longer finite at step {state['step']}, so nothing is saved; a"
                     " smaller --lr helps"
                 )
-    if world.mesh is None:
-        with replacing(path) as temporary:
-            _save(state, temporary)
-        _forget_shards(path)
-        return
-    # Whatever is killed here, one complete state at least is left; of two, either will do.
-    folder = path.with_name(f"{path.stem}-{state['step']:08d}")
-    temporary = _unfinished(path)
-    tensors = {name: state[name] for name in ("model", "optimizer")}
-    record = {name: value for name, value in state.items() if name not in tensors}
-    with world.together():
-        if world.main:
-            shutil.rmtree(temporary, ignore_errors=True)
-    with alike(), writing(folder):
-        try:
-            dcp.save(tensors, checkpoint_id=temporary)
-        except dcp.CheckpointException as error:
-            raise _unwritten(next(iter(error.failures.values()))[0], folder) from error
-    with world.together(), writing(folder):
-        if world.main:
-            _save(record, temporary / RECORD)
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-            path.unlink(missing_ok=True)
-            _forget_shards(path, but=folder)
+        # Through a file of Python's, which says what is wrong with it.
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            torch.save(state, file)
 
 
-def _unwritten(error: BaseException, folder: Path) -> BaseException:
-    """What to raise for the error of a rank that could not write. It comes from another process, so
-    what the system said to torch is lost.
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The state that `write_state` wrote, for `restore_training`; None if there is none. Its
+    tensors stay in the file until they are needed, so several ranks hold them once.
     """
-    if isinstance(error, RuntimeError) and not out_of_memory(error):
-        return OSError(f"{folder} could not be written; the disk may be full")
-    return error
-
-
-def _save(x: Any, path: Path) -> None:
-    """`torch.save` through a file of Python's, which says what is wrong with it."""
-    with path.open("wb") as file:
-        torch.save(x, file)
-
-
-def read_state(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """The state that `write_state` wrote, for `restore_training`; None if there is none."""
-    if shards := _shards(path):
-        record = torch.load(shards[-1] / RECORD, map_location=device, weights_only=True)
-        return {**record, "shards": shards[-1]}
-    if path.exists():
-        return torch.load(path, map_location=device, weights_only=True)
-    return None
-
-
-def has_state(path: Path) -> bool:
-    """Whether `read_state` would find one."""
-    return path.exists() or bool(_shards(path))
-
-
-def forget_state(path: Path) -> None:
-    """Delete the state, whichever form it has."""
-    path.unlink(missing_ok=True)
-    _forget_shards(path)
-
-
-def _shards(path: Path) -> list[Path]:
-    """Complete sharded states, the last one saved at the end."""
-    return [record.parent for record in sorted(path.parent.glob(f"{path.stem}-*/{RECORD}"))]
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.stem}")
-
-
-def _forget_shards(path: Path, but: Path | None = None) -> None:
-    for folder in (_unfinished(path), *path.parent.glob(f"{path.stem}-*")):
-        if folder != but:
-            (folder / RECORD).unlink(missing_ok=True)  # first: what is left is complete no more
-            shutil.rmtree(folder, ignore_errors=True)
+    if not path.exists():
+        return None
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,8 +34,7 @@ from transformer.training.parallel import (
     World,
     clip_gradients,
     exchange_gradients,
-    forget_state,
-    has_state,
+    forward_in,
     read_state,
     refuse_another,
     restore_training,
@@ -206,9 +206,10 @@ class Training:
         over processes.
         """
         recipe, losses, parts = self.recipe, list[Tensor](), self._parts(batch)
+        forward = partial(forward_in, self.dtype, self.model, self.world)
         for number, rows in enumerate(parts, start=1):
             exchange_gradients(self.model, number == len(parts))
-            loss = recipe.loss(self.model, self._forward, batch, rows)
+            loss = recipe.loss(self.model, forward, batch, rows)
             (loss * self.world.size / recipe.weighed(batch)).backward()
             losses.append(loss.detach())
         norm = clip_gradients([p for p in self.model.parameters() if p.requires_grad], recipe.clip)
@@ -228,15 +229,6 @@ class Training:
         mine, most = self.world.share(rows), -(-rows // self.world.size)
         starts = range(mine.start, mine.start + most, size)
         return [range(at, max(at, min(at + size, mine.stop))) for at in starts]
-
-    def _forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        """Logits by the arithmetic in which the model will be used, whose gradients go to the fp32
-        weights.
-        """
-        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
-            return self.model(tokens, **options)
-        weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
-        return torch.func.functional_call(self.model, weights, (tokens,), options)
 
     def record(self, **fields: Any) -> None:
         """Append a line to the log, and tell the tracker."""
@@ -274,19 +266,20 @@ class Training:
 
     def finish(self) -> None:
         """The state is needed no more."""
-        forget_state(self.folder / STATE)
+        (self.folder / STATE).unlink(missing_ok=True)
 
     def _resume(self) -> None:
         path = self.folder / STATE
         with self.world.together():
-            if not has_state(path):
+            with undamaged(path):
+                state = read_state(path)
+            if state is None:
                 self._begin()
                 return
             with undamaged(path):
-                state = read_state(path, self.device) or {}
                 theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
             refuse_another(f"{self.folder} holds an unfinished run", self.recipe.identity(), theirs)
-        with undamaged(state.get("shards", path)):
+        with undamaged(path):
             restore_training(self.model, self.optimizer, state)
             chunk, batch = state["position"]
             self.step, self.position = int(state["step"]), (int(chunk), int(batch))
@@ -296,8 +289,6 @@ class Training:
                 log.truncate(self.log_size)
 
     def _begin(self) -> None:
-        if self.world.main:
-            forget_state(self.folder / STATE)  # parts, if a process was killed while it did so
         if (self.folder / "config.json").exists():
             raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
         if self.world.main:

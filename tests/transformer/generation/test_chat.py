@@ -239,6 +239,7 @@ def test_load_reads_the_folder(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None}))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.special_tokens == SPECIAL
+    assert tokenizer.eos == backend.token_to_id("</s>")
     assert tokenizer.vocab_size == 256 + len(CONTROL_TOKENS) + len(WORDS_OF_THEIR_OWN)
     assert set(tokenizer.control_tokens) == set(CONTROL_TOKENS)
     assert tokenizer.decode(tokenizer.encode("longer than three")) == "longer than three"

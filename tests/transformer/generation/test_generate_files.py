@@ -249,25 +249,3 @@ def test_answers_go_where_a_link_leads(command, questions, tmp_path):
     assert link.is_symlink() and target.read_text() == expected
     assert os.listdir(target.parent) == [target.name]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link", "questions.jsonl"]
-
-
-@pytest.mark.parametrize(
-    "spoil, line",
-    [
-        (lambda first, second: [second, first], 2),
-        (lambda first, second: [first, second.replace("finish_reason", "reason")], 3),
-        (lambda first, second: [first, second[:-5]], 3),
-    ],
-    ids=["swapped", "changed", "torn"],
-)
-def test_what_was_kept_is_checked(spoil, line, command, questions, tmp_path, monkeypatch):
-    given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
-    with monkeypatch.context() as patch:
-        interrupted_in_batch(patch, 2)
-        assert command(*given)[0] == 130
-    partial = tmp_path / ".answers.jsonl.partial"
-    header, *answers = partial.read_text().splitlines()
-    partial.write_text("\n".join([header, *spoil(*answers)]) + "\n")
-    code, _, err = command(*given)
-    assert code == 2 and err.count("\n") == 1
-    assert f"{partial}, line {line} is not the answer to prompt {line - 1}" in err

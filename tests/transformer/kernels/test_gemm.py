@@ -1,6 +1,9 @@
-"""Linear layers with what follows them: against fp64, simulated or on a GPU."""
+"""Linear layers with what follows them and the norm before them: against fp64, simulated or on a
+GPU; the gradients, and what is refused.
+"""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,34 +13,49 @@ from flash_versions.versions.oracle.budget import Accuracy
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm.config import GemmConfig
-from transformer.model.kernels.gemm.gemm import linear, linear_reference, swiglu, swiglu_reference
+from transformer.model.kernels.gemm.config import GemmConfig, NormGemmConfig
+from transformer.model.kernels.gemm.gemm import linear, swiglu
+from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 FUSIONS = ["", "bias", "residual", "bias residual", "swiglu"]
+EPS = 1e-5
 
 
-def operands(M, N, K, what="", dtype=torch.bfloat16, device="cpu"):
-    """Arguments of a kernel; `what` is fused, by words."""
+def operands(M, N, K, what="", dtype=torch.bfloat16, device="cpu", scale=1.0):
+    """Arguments of a product; `what` is fused, by words."""
 
     def matrix(rows, columns, size=1.0):
         return (torch.randn(rows, columns, device=device) * size).to(dtype)
 
-    inputs = {"a": matrix(M, K), "b": matrix(N, K, K**-0.5)}
+    inputs = {"a": matrix(M, K, scale), "b": matrix(N, K, K**-0.5)}
     if "swiglu" in what:
         inputs["up"] = matrix(N, K, K**-0.5)
     if "bias" in what:
         inputs["bias"] = matrix(1, N)[0]
     if "residual" in what:
         inputs["residual"] = matrix(M, N)
+    if "norm" in what:
+        inputs["norm_weight"] = 1 + matrix(1, K, 0.3)[0]
     return inputs
 
 
-def formula(a, b, up=None, bias=None, residual=None):
-    """What a kernel computes, by torch's operations."""
+def formula(a, b, up=None, bias=None, residual=None, norm_weight=None, eps=EPS):
+    """What is computed, by torch's operations in the dtype of the inputs."""
+    if norm_weight is not None:
+        a = norm_weight * F.rms_norm(a, a.shape[-1:], eps=eps)
     y = F.linear(a, b) if up is None else F.silu(F.linear(a, b)) * F.linear(a, up)
     y = y if bias is None else y + bias
     return y if residual is None else y + residual
+
+
+def call(a, b, up=None, bias=None, residual=None, norm_weight=None, eps=EPS):
+    """The function that is under test."""
+    if norm_weight is not None and up is not None:
+        return norm_swiglu(a, norm_weight, eps, b, up)
+    if norm_weight is not None:
+        return norm_linear(a, norm_weight, eps, b, bias)
+    return linear(a, b, bias, residual=residual) if up is None else swiglu(a, b, up)
 
 
 def assess(found, formula, summed=(), **inputs):
@@ -64,63 +82,61 @@ def sum_rounding(left, *weights):
     return one if len(weights) == 1 else 2 * others * one
 
 
-def assert_within_budget(found, formula, **inputs):
-    summed = [inputs[name] for name in ("a", "b", "up") if name in inputs]
-    accuracy = assess(found, formula, summed if "b" in inputs else (), **inputs)
+def assert_within_budget(found, eps=EPS, **inputs):
+    """Of a product of `operands`."""
+    left = inputs["a"]
+    if "norm_weight" in inputs:
+        left = inputs["norm_weight"] * F.rms_norm(left, left.shape[-1:])
+    summed = [left, *(inputs[name] for name in ("b", "up") if name in inputs)]
+    accuracy = assess(found, partial(formula, eps=eps), summed, **inputs)
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # rows of padding
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [
-    (1, 1, 1), (1, 130, 70), (130, 1, 64), (5, 7, 3), (128, 128, 64), (200, 264, 200),
+    (1, 1, 1), (1, 130, 70), (130, 1, 64), (5, 7, 3), (200, 264, 200),
 ], ids=str)  # fmt: skip
 def test_shapes(shape, dtype, device):
-    inputs = operands(*shape, dtype=dtype, device=device)
-    assert_within_budget(linear(inputs["a"], inputs["b"]), formula, **inputs)
-    inputs = operands(*shape, "swiglu", dtype, device)
-    assert_within_budget(swiglu(*inputs.values()), formula, **inputs)
+    for what in ("", "swiglu", "norm", "norm swiglu"):
+        inputs = operands(*shape, what, dtype, device)
+        assert_within_budget(call(**inputs), **inputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("what", ["bias", "residual", "bias residual"])
+@pytest.mark.parametrize("what", ["bias", "residual", "bias residual", "norm bias"])
 def test_fusions(what, dtype, device):
-    a, b, *_ = operands(200, 136, 72, what, dtype, device).values()
-    fused = {k: v for k, v in operands(200, 136, 72, what, dtype, device).items() if len(k) > 1}
-    found = linear(a, b, fused.get("bias"), residual=fused.get("residual"))
-    assert_within_budget(found, formula, a=a, b=b, **fused)
+    inputs = operands(200, 136, 72, what, dtype, device)
+    assert_within_budget(call(**inputs), **inputs)
 
 
-def leaves(*tensors):
-    return [x.detach().clone().requires_grad_() for x in tensors]
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.parametrize(("scale", "eps"), [(1e4, EPS), (1e-4, EPS), (0, EPS), (1, 3.0), (1, 0)])
+def test_norms_of_large_and_small_rows(scale, eps, device):
+    for dtype in DTYPES:
+        inputs = operands(20, 40, 128, "norm", dtype, device, scale=scale)
+        assert_within_budget(call(**inputs, eps=eps), eps, **inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(3, 20), (21,), ()], ids=str)
-def test_gradients_are_those_of_the_formula(shape, dtype, device):
-    def randn(*size):
-        return torch.randn(*size, device=device, dtype=dtype)
+@pytest.mark.parametrize("what", ["", "bias residual", "swiglu", "norm bias", "norm swiglu"])
+def test_gradients_are_those_of_the_formula(what, shape, dtype, device):
+    inputs = operands(60, 72, 40, what, dtype, device)
+    inputs["a"] = torch.randn(*shape, 40, device=device).to(dtype)
+    if "residual" in what:
+        inputs["residual"] = torch.randn(*shape, 72, device=device).to(dtype)
+    dy = torch.randn(*shape, 72, device=device).to(dtype)
 
-    x, weight, bias, residual = randn(*shape, 40), randn(72, 40), randn(72), randn(*shape, 72)
-    dy = randn(*shape, 72)
-    cases = [
-        (lambda *t: linear(*t[:3], residual=t[3]), linear_reference, (x, weight, bias, residual)),
-        (linear, linear_reference, (x, weight)),
-        (swiglu, swiglu_reference, (x, weight, randn(72, 40))),
-    ]
-    for function, reference, tensors in cases:
-        found, baseline, truth = (
-            torch.autograd.grad(call(*inputs), inputs, dy.to(inputs[0].dtype))
-            for call, inputs in (
-                (function, leaves(*tensors)),
-                (reference, leaves(*tensors)),
-                (reference, leaves(*(t.double() for t in tensors))),
-            )
-        )
-        for g, h, t in zip(found, baseline, truth, strict=True):
-            assert (g.shape, g.dtype) == (h.shape, h.dtype)
-            errors = [(y.double() - t).abs().max().item() for y in (g, h)]
-            accuracy = Accuracy(*errors, torch.finfo(dtype).eps / 2 * t.abs().max().item())
-            assert accuracy.ok, accuracy
+    def gradient(call, name, **tensors):
+        leaves = {k: t.detach().clone().requires_grad_() for k, t in tensors.items()}
+        y = call(**leaves)
+        return torch.autograd.grad(y, leaves[name], dy.to(y.dtype))[0]
+
+    for name in inputs:
+        found = gradient(call, name, **inputs)
+        accuracy = assess(found, partial(gradient, formula, name), **inputs)
+        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 def test_any_strides(device):
@@ -128,55 +144,55 @@ def test_any_strides(device):
     packed = torch.randn(144, 80, device=device).bfloat16()
     gate, up = packed.chunk(2)
     x = torch.randn(50, 80, device=device).bfloat16()
-    assert_within_budget(swiglu(x, gate, up), swiglu_reference, x=x, gate=gate, up=up)
-    inputs = {"a": x, "b": gate, "residual": torch.randn(50, 99, device=device).bfloat16()[:, 9:81]}
-    assert_within_budget(linear(x, gate, residual=inputs["residual"]), formula, **inputs)
+    assert_within_budget(swiglu(x, gate, up), a=x, b=gate, up=up)
+    residual = torch.randn(50, 99, device=device).bfloat16()[:, 9:81]
+    found = linear(x, gate, residual=residual)
+    assert_within_budget(found, a=x, b=gate, residual=residual)
     weights = packed[:40, :72].t(), packed[:72, 1:41], packed[:1, :40].expand(72, 40)
     middle = torch.randn(4, 40, 10, device=device).bfloat16().transpose(1, 2)
     for weight in weights:
         for y in (packed[:40, :50].t(), middle, x[:, ::2], x[:1, :40].expand(9, 40)):
-            assert_within_budget(linear(y, weight), linear_reference, x=y, weight=weight)
+            accuracy = assess(linear(y, weight), formula, a=y, b=weight)
+            assert accuracy.ok, accuracy
 
 
-def test_out(device):
-    inputs = operands(100, 136, 72, "residual", device=device)
-    a, b, residual = inputs.values()
-    expected = linear(a, b, residual=residual)
-    out = torch.empty_like(residual)
-    assert linear(a, b, residual=residual, out=out) is out
-    assert torch.equal(out, expected)
-    assert torch.equal(linear(a, b, residual=residual, out=residual), expected)
-    assert torch.equal(residual, expected)
+def test_what_was_folded_before(device):
+    x, weight, bias, n = operands(24, 40, 64, "norm bias", device=device).values()
+    y = norm_linear(x, n, EPS, weight, bias)
+    assert torch.equal(norm_linear(x, n, EPS, weight, bias, folded=fold(n, weight)), y)
+    every_other = torch.stack((bias, bias), 1)[:, 0]
+    assert torch.equal(norm_linear(x.view(2, 3, 4, 64), n, EPS, weight, every_other).view_as(y), y)
+    y = norm_swiglu(x, n, EPS, weight[:20], weight[20:])
+    folded = fold(n, weight).chunk(2)
+    assert torch.equal(norm_swiglu(x, n, EPS, weight[:20], weight[20:], folded=folded), y)
 
 
 @pytest.mark.parametrize(("x", "weight"), [((0, 8), (16, 8)), ((3, 8), (0, 8)), ((3, 0), (16, 0))])
 def test_nothing_to_multiply(x, weight, device):
     x, weight = torch.ones(x, device=device), torch.ones(weight, device=device)
     bias = torch.ones(len(weight), device=device)
-    assert torch.equal(linear(x, weight, bias), linear_reference(x, weight, bias))
-    assert torch.equal(swiglu(x, weight, weight), swiglu_reference(x, weight, weight))
+    assert torch.equal(linear(x, weight, bias), formula(x, weight, bias=bias))
+    assert torch.equal(swiglu(x, weight, weight), formula(x, weight, weight))
 
 
-X, W = torch.zeros(5, 16), torch.zeros(24, 16)
-SQUARE, LONG = torch.zeros(16, 16), torch.zeros(6, 24)
+X, W, ONES = torch.zeros(5, 16), torch.zeros(24, 16), torch.ones(16)
 REFUSED = {
-    "K": (lambda: linear(X, W[:, :8]), r"x has shape \(5, 16\) and the weight \(24, 8\)"),
-    "dtype": (lambda: linear(X.double(), W.double()), "float64; float16, bfloat16 and float32"),
-    "out": (lambda: linear(X, W, out=X), r"out has shape \(5, 16\).* need \(5, 24\)"),
-    "out over x": (lambda: linear(SQUARE, W[:16], out=SQUARE), "out shares memory with x"),
-    "out over half of the residual": (
-        lambda: linear(X, W, residual=LONG[1:], out=LONG[:5]), "out shares memory with residual"
-    ),
-    "tile": (lambda: GemmConfig(rows=32), "64 or 128 rows"),
-    "registers": (lambda: GemmConfig(columns=256), "do not fit a consumer's registers"),
-    "shared memory": (lambda: GemmConfig(stages=7), "bytes of shared memory"),
-}  # fmt: skip
+    r"x has shape \(5, 16\) and the weight \(24, 8\)": lambda: linear(X, W[:, :8]),
+    "float64; float16, bfloat16 and float32": lambda: linear(X.double(), W.double()),
+    r"residual has shape \(5, 16\).* need \(5, 24\)": lambda: linear(X, W, residual=X),
+    "weight is torch.bfloat16": lambda: norm_linear(X, ONES, EPS, W.bfloat16()),
+    r"up has shape \(23, 16\)": lambda: norm_swiglu(X, ONES, EPS, W, W[1:]),
+    r"norm_weight has shape \(15,\)": lambda: norm_linear(X, ONES[1:], EPS, W),
+    "eps=-1": lambda: norm_linear(X, ONES, -1, W),
+    "K at least 1": lambda: norm_linear(X[:, :0], ONES[:0], EPS, W[:, :0]),
+    r"folded has shape \(16,\)": lambda: norm_swiglu(X, ONES, EPS, W, W, folded=(W, ONES)),
+}
 
 
-@pytest.mark.parametrize(("call", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_refusals(call, sentence):
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_refusals(sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
-        call()
+        REFUSED[sentence]()
     assert "\n" not in str(caught.value)
 
 
@@ -193,11 +209,13 @@ def test_who_gets_the_kernel_for_hopper(monkeypatch):
     assert not public.suits_hopper(x)
 
 
+# ------------------------------------------------------------------------------- on Hopper
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
 WIDE = GemmConfig(rows=64, columns=256, stages=4, ping_pong=False, epilogue_columns=64)
+NORM = NormGemmConfig()
 CONFIGS = {
     "as it is": GemmConfig(),
     "four buffers": GemmConfig(stages=5, buffers=4),
@@ -206,30 +224,47 @@ CONFIGS = {
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
     "two stages": GemmConfig(stages=2),
     "wide sub-tiles": replace(WIDE, stages=3, epilogue_columns=128),
+    "norm": NORM,
+    "norm, no chain": replace(NORM, chain=1),
+    "norm, long chains": replace(NORM, chain=4),
+    "norm, A from registers": replace(NORM, through_registers=True),
+    "norm, A from registers, long chains": replace(NORM, through_registers=True, chain=4),
+    "norm, narrow": replace(NORM, columns=128, epilogue_columns=32),
+    "norm, one buffer": replace(NORM, buffers=1, epilogue_columns=128),
+    "norm, two stages": replace(NORM, stages=2, group=1),
 }
 
 
-def on_gpu(config, *shape, what="", dtype=torch.bfloat16):
-    """The inputs and C, which began as NaN."""
-    inputs = operands(*shape, what, dtype, "cuda")
-    c = inputs["a"].new_full(shape[:2], float("nan"))
-    gemm_hopper.gemm(c=c, config=config, **inputs)
-    return inputs, c
+def multiply(config, a, b, up=None, norm_weight=None, **others):
+    """The result of the kernel for Hopper, which began as NaN."""
+    c = a.new_full((len(a), len(b)), float("nan"))
+    if norm_weight is not None:
+        b, up = (None if w is None else fold(norm_weight, w) for w in (b, up))
+        others["eps"] = EPS
+    gemm_hopper.gemm(a, b, c, up=up, config=config, **others)
+    return c
 
 
 @pytest.mark.gpu
 @on_hopper
-@pytest.mark.parametrize("what", [*FUSIONS, "swiglu bias residual"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_switch_on_hopper(config, what):
+@pytest.mark.parametrize(("name", "what"), [
+    (name, what)
+    for name in CONFIGS
+    for what in (
+        ["norm", "norm bias", "norm swiglu"]
+        if name.startswith("norm")
+        else [*FUSIONS, "swiglu bias residual"]
+    )
+])  # fmt: skip
+def test_every_switch_on_hopper(name, what):
     """More tiles than multiprocessors, ragged in every dimension; a single tile; the same bits."""
-    for shape in [(4000, 2056, 1000), (1, 8, 8)]:
+    for shape in [(4000, 2056, 1000), (130, 136, 392), (1, 8, 8)]:
         for dtype in (torch.bfloat16, torch.float16):
-            inputs, c = on_gpu(config, *shape, what=what, dtype=dtype)
-            assert_within_budget(c, formula, **inputs)
-    again, different = torch.empty_like(c), torch.zeros((), dtype=torch.int64, device="cuda")
+            inputs = operands(*shape, what, dtype, "cuda")
+            assert_within_budget(multiply(CONFIGS[name], **inputs), **inputs)
+    inputs = operands(1000, 2000, 1024, what, device="cuda")
+    expected = multiply(CONFIGS[name], **inputs)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(300):
-        again.fill_(float("nan"))
-        gemm_hopper.gemm(c=again, config=config, **inputs)
-        different += (again != c).any()
+        different += (multiply(CONFIGS[name], **inputs) != expected).any()
     assert different.item() == 0

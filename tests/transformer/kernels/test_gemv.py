@@ -153,24 +153,6 @@ def test_large_values_do_not_overflow(device):
 
 
 STREAMS = {"linear_kernel", "swiglu_kernel", "qkv_kernel"}
-X, WEIGHT = torch.zeros(1, 8), torch.zeros(6, 8)
-
-
-@pytest.mark.parametrize(
-    ("sentence", "x", "weight", "options"),
-    [
-        (r"not empty, not \(0, 8\)", torch.zeros(0, 8), WEIGHT, {}),
-        ("x is torch.float64", X.double(), WEIGHT.double(), {}),
-        ("x is torch.float32 and the weight torch.bfloat16", X, WEIGHT.bfloat16(), {}),
-        (r"the weight is \(6, 9\); for this x it must be \(N, 8\)", X, torch.zeros(6, 9), {}),
-        ("the x must be contiguous", torch.zeros(1, 16)[:, ::2], WEIGHT, {}),
-        (r"the residual is \(1, 5\); it must be \(1, 6\)", X, WEIGHT, {"residual": X[:, :5]}),
-    ],
-)
-def test_bad_input_is_named(sentence, x, weight, options):
-    """In one sentence, before any launch."""
-    with pytest.raises(ValueError, match=sentence):
-        gemv.linear(x, weight, **options)
 
 
 @pytest.mark.slow

@@ -176,32 +176,21 @@ def test_harmless_extras_are_accepted(folder):
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-TOKENIZER_CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
-
-
 @pytest.mark.parametrize(
-    "generation, config, tokenizer, expected",
+    "generation, config, own, expected",
     [
         ({"eos_token_id": [3, 7]}, {"eos_token_id": 5}, None, (3, 7, 5)),
         ({"eos_token_id": 0}, {"eos_token_id": [5, 0]}, None, (0, 5)),
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": 1}, {"eos_token": "<e>"}, (7, 9, 1)),
-        (None, {"eos_token_id": 5}, {"eos_token": "<e>"}, (5, 9)),
-        (None, {"eos_token_id": None}, {"eos_token": {"content": "<e>"}}, (9,)),
-        ({}, None, {}, ()),
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 1}, 9, (7, 9, 1)),
+        (None, {"eos_token_id": None}, 9, (9,)),
         (None, None, None, ()),
     ],
 )
-def test_eos_token_ids(tmp_path, generation, config, tokenizer, expected):
-    added = [{"id": 1, "content": "<s>"}, {"id": 9, "content": "<e>"}]
-    for name, data in (
-        ("generation_config.json", generation),
-        ("config.json", config),
-        (TOKENIZER_CONFIG, tokenizer),
-        (TOKENIZER, None if tokenizer is None else {"added_tokens": added}),
-    ):
+def test_eos_token_ids(tmp_path, generation, config, own, expected):
+    for name, data in (("generation_config.json", generation), ("config.json", config)):
         if data is not None:
             (tmp_path / name).write_text(json.dumps(data))
-    assert eos_token_ids(tmp_path) == expected
+    assert eos_token_ids(tmp_path, own) == expected
 
 
 @pytest.mark.parametrize("given", ["</s>", True, [2, False]], ids=str)

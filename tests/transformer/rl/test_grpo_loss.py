@@ -20,10 +20,10 @@ from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, lengt
 
 TOTALS = Totals(rows=9, tokens=41, limit=11)  # not the sizes of any micro-batch below
 CLIPS = [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4), (1.0, math.inf)]
-KL = [(0.0, False), (0.04, False), (0.04, True)]
+KL = (0.0, 0.04)
 POLICIES = ("ppo", "cispo")
 LOSSES = [
-    Loss(ratio, kind, *clip, *kl, cap, policy_loss)
+    Loss(ratio, kind, *clip, kl, cap, policy_loss)
     for ratio, kind, clip, kl, cap, policy_loss in itertools.product(
         ("token", "sequence"), ("grpo", "dapo", "dr_grpo"), CLIPS, KL, (None, 1.5, 0.9), POLICIES
     )
@@ -124,12 +124,11 @@ def from_the_papers(x: Rows, loss: Loss, totals: Totals):
                 surrogate, slope = r * advantage, r * advantage
             odds = math.exp(reference[t] - logprobs[t])
             k3 = odds - math.log(odds) - 1
-            kl, kl_slope = (k3 * r, k3 * r) if loss.unbiased_kl else (k3, 0.0)
-            value += weight * (loss.beta * kl - importance * surrogate)
-            gradient[b][t] += weight * loss.beta * (1 - odds) * (r if loss.unbiased_kl else 1)
+            value += weight * (loss.beta * k3 - importance * surrogate)
+            gradient[b][t] += weight * loss.beta * (1 - odds)
             gradient[b][t] -= weight * importance * direct
             for u in of:  # what reaches a log-probability through r
-                gradient[b][u] += weight * (loss.beta * kl_slope - importance * slope) / len(of)
+                gradient[b][u] -= weight * importance * slope / len(of)
     return value, torch.tensor(gradient, dtype=torch.float64), clipped
 
 

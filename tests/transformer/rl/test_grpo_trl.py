@@ -30,7 +30,7 @@ VARIANTS = list(
         KINDS,
         ("token", "sequence"),
         ((0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4)),
-        ((0.0, False), (0.04, False), (0.04, True)),
+        (0.0, 0.04),
         (None, 1.2),
     )
 )
@@ -45,7 +45,7 @@ def random_inputs(dtype, seed=0) -> Rows:
     return x
 
 
-def trl_loss(x: Rows, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
+def trl_loss(x: Rows, kind, ratio, clip, beta, cap, *, tokens, micro_batches=1):
     """What `GRPOTrainer._compute_loss` makes of a micro-batch: loss, gradient, metrics."""
     logprobs = x.logprobs.clone().requires_grad_()
     accelerator = SimpleNamespace(
@@ -69,14 +69,14 @@ def trl_loss(x: Rows, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         importance_sampling_level=ratio,
-        beta=kl[0],
+        beta=beta,
         loss_type=kind,
         epsilon_low=clip[0],
         epsilon_high=1 + clip[1] if kind == "cispo" else clip[1],
         max_completion_length=LIMIT,
         current_gradient_accumulation_steps=micro_batches,
         args=SimpleNamespace(
-            steps_per_generation=micro_batches, delta=None, use_bias_correction_kl=kl[1]
+            steps_per_generation=micro_batches, delta=None, use_bias_correction_kl=False
         ),
     )
     ids = torch.zeros(x.mask.shape, dtype=torch.int64)
@@ -98,12 +98,12 @@ def trl_loss(x: Rows, kind, ratio, clip, kl, cap, *, tokens, micro_batches=1):
     return loss.detach(), gradient, trainer._metrics["train"]
 
 
-def our_loss(x: Rows, kind, ratio, clip, kl, cap):
+def our_loss(x: Rows, kind, ratio, clip, beta, cap):
     policy_loss = "ppo"
     if kind == "cispo":  # TRL has no lower bound
         clip, policy_loss = (1.0, clip[1]), kind
     tokens = int(x.mask.sum())
-    loss = Loss(ratio, KINDS[kind], *clip, *kl, cap, policy_loss)
+    loss = Loss(ratio, KINDS[kind], *clip, beta, cap, policy_loss)
     value, gradient, metrics = x.loss(loss, Totals(len(x.mask), tokens, LIMIT))
     return value, gradient, metrics.means(), tokens
 
@@ -112,7 +112,7 @@ def our_loss(x: Rows, kind, ratio, clip, kl, cap):
 def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
     clipped = 0
     for seed, variant in itertools.product(range(3), VARIANTS):
-        kind, ratio, _, (beta, _), _ = variant
+        kind, ratio, _, beta, _ = variant
         x = random_inputs(dtype, seed)
         loss, gradient, metrics, tokens = our_loss(x, *variant)
         their_loss, their_gradient, their_metrics = trl_loss(x, *variant, tokens=tokens)
@@ -134,7 +134,7 @@ def test_loss_and_gradient_are_trls_for_every_variant(dtype, tolerance):
 def test_trls_accumulated_micro_batches_are_our_batch(kind, micro_batches):
     x = random_inputs(torch.float64)
     for ratio in ("token", "sequence"):
-        variant = (kind, ratio, (0.2, 0.28), (0.04, True), 1.2)
+        variant = (kind, ratio, (0.2, 0.28), 0.04, 1.2)
         loss, gradient, _, tokens = our_loss(x, *variant)
         theirs = [
             trl_loss(x.part(part), *variant, tokens=tokens, micro_batches=micro_batches)

@@ -265,10 +265,6 @@ def test_a_killed_save_leaves_nothing_behind_the_next_run(tempted, chats, tmp_pa
     for folder in (out, whole):
         assert train.main(argv(chats, tempted, folder)) == 0
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
-    for name in ("training_state-00000002", ".training_state"):  # of several processes
-        (out / name).mkdir()
-    assert train.main(argv(chats, tempted, out)) == 2
-    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):

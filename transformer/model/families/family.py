@@ -27,11 +27,9 @@ from transformer.model.families.rules import (
     rope_by_window,
     rope_or_none,
     unscaled_by_window,
-    windows_but_in_every_fourth,
-    windows_but_in_every_sixth,
+    windows_but_in_every,
     windows_everywhere,
     windows_everywhere_if_switched_on,
-    windows_in_every_other,
     windows_in_last_layers,
     windows_without_rope,
 )
@@ -185,7 +183,7 @@ FAMILIES = {
     "Olmo3ForCausalLM": Family(
         "olmo3",
         {"norms_after": True, "qk_norm_of_all_heads": True},
-        windowed=windows_but_in_every_fourth,
+        windowed=windows_but_in_every(4),
         ropes=unscaled_by_window,
         theta=OLMO_THETA,
         norm_eps=1e-5,
@@ -193,7 +191,7 @@ FAMILIES = {
     "GptOssForCausalLM": Family(
         "gpt_oss",
         {"normed_routing": True, "mlp_bias": True, "sinks": True},
-        windowed=windows_in_every_other,
+        windowed=windows_but_in_every(2),
         window=128,
         theta=1.5e5,
         scaling={
@@ -225,7 +223,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(
         "gemma2",
         GEMMA,
-        windowed=windows_in_every_other,
+        windowed=windows_but_in_every(2),
         tied=True,
         head_dim=256,
         activation_key="hidden_activation",
@@ -235,7 +233,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family(
         "gemma3_text",
         {**GEMMA, "qk_norm": True},
-        windowed=windows_but_in_every_sixth,
+        windowed=windows_but_in_every(6, "sliding_window_pattern"),
         ropes=rope_by_window,
         theta=1e6,
         tied=True,

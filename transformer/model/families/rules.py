@@ -8,6 +8,7 @@ one where there is a window; OLMo 3: one that is not scaled there), or some of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformer.model.rope import Rope, read_key
@@ -16,7 +17,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Keys that transformers fills in where a config.json does not have them.
 MAX_WINDOW_LAYERS = 28
-SLIDING_WINDOW_PATTERN = 6
 NO_ROPE_LAYER_INTERVAL = 4
 LOCAL_THETA = 1e4
 OLMO_THETA = 5e5
@@ -47,20 +47,16 @@ def windows_everywhere_if_switched_on(data: Data, num_layers: int) -> list[bool]
     return [is_switched_on(data)] * num_layers
 
 
-def windows_in_every_other(data: Data, num_layers: int) -> list[bool]:
-    """Gemma 2 and gpt-oss: the first, the third and so on."""
-    return [layer % 2 == 0 for layer in range(num_layers)]
+def windows_but_in_every(period: int, key: str | None = None) -> Callable[[Data, int], list[bool]]:
+    """Gemma 2, 3, OLMo 3 and gpt-oss: all layers but each second, fourth or sixth; perhaps the
+    number is a key.
+    """
 
+    def windowed(data: Data, num_layers: int) -> list[bool]:
+        every = period if key is None else _period(data, key, period)
+        return [(layer + 1) % every != 0 for layer in range(num_layers)]
 
-def windows_but_in_every_sixth(data: Data, num_layers: int) -> list[bool]:
-    """Gemma 3, whose number six is a key."""
-    period = _period(data, "sliding_window_pattern", SLIDING_WINDOW_PATTERN)
-    return [(layer + 1) % period != 0 for layer in range(num_layers)]
-
-
-def windows_but_in_every_fourth(data: Data, num_layers: int) -> list[bool]:
-    """OLMo 3."""
-    return [(layer + 1) % 4 != 0 for layer in range(num_layers)]
+    return windowed
 
 
 def one_rope(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:

@@ -76,7 +76,7 @@ class Encoder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer, self.template = Tokenizer.load(folder), load_template(folder)
-        self.eos = eos_token_ids(folder)
+        self.eos = eos_token_ids(folder, self.tokenizer.eos)
 
     def encode(self, chat: Chat) -> list[Document]:
         """The documents of a chat: one, unless the template needs one for each turn.
@@ -91,7 +91,7 @@ class Encoder:
 
     def _text(self, chat: Chat) -> Document:
         tokens = self.tokenizer.encode_plain(chat.text)
-        end = self.tokenizer.token_id(self.tokenizer.special_tokens.get("eos_token", ""))
+        end = self.tokenizer.eos
         tokens += [end] if end is not None else [*self.eos[:1]]
         return _document(chat, tokens, range(1, len(tokens)))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
-from transformer.model.kernels.decode.gemv import DTYPES, check_device, overlapping
+from transformer.model.kernels.decode.gemv import overlapping
 
 
 @triton.jit(do_not_specialize=["new", "capacity"])
@@ -49,14 +49,10 @@ def embed(
         (batch new, K), in the embedding's dtype.
 
     Raises:
-        ValueError: another dtype, a tensor that is not contiguous, or no kernels on this device.
+        ValueError: no kernels run on this device.
     """
-    if embedding.dtype not in DTYPES or not embedding.is_contiguous():
-        raise ValueError(
-            f"the embedding is {embedding.dtype}; it must be contiguous, in float32, float16 or"
-            " bfloat16"
-        )
-    check_device(embedding)
+    if reason := devices.limits(embedding.device, "the model"):
+        raise ValueError(reason)
     tokens = tokens.contiguous()
     vocabulary, width = embedding.shape
     x = embedding.new_empty(tokens.numel(), width)

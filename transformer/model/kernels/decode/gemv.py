@@ -27,7 +27,8 @@ for it, asks for its first weights, which no kernel writes, and only then waits 
 With more tokens these functions leave the products to cuBLAS, which also reads W once then, and
 fuse what is around them.
 
-No atomics and one order of sums: same inputs, same bits.
+No atomics and one order of sums: same inputs, same bits. What tensors have to be is said and not
+checked: `model.fused` is the only caller, in every step.
 
 Sources: RMSNorm (arXiv:1910.07467), SwiGLU (arXiv:2002.05202), rotary embedding (arXiv:2104.09864);
 griddepcontrol: NVIDIA's PTX ISA.
@@ -192,44 +193,6 @@ def choose_tile(rows: int, width: int) -> tuple[int, int, int]:
     return rows_of_tile, block_k, max(1, min(16, rows_of_tile * block_k // of_a_warp))
 
 
-def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
-    """Refuse what the kernels do not do.
-
-    Args:
-        x: (tokens, K), contiguous.
-        weight: (N, K) contiguous, in x's dtype.
-        others: tensors by name that must be contiguous and like x in device.
-
-    Raises:
-        ValueError: says which tensor, and what would work.
-    """
-    if x.dim() != 2 or 0 in x.shape:
-        raise ValueError(f"x must be (tokens, K) and not empty, not {tuple(x.shape)}")
-    if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        raise ValueError(
-            f"x is {x.dtype} and the weight {weight.dtype}; both must be the same of float32,"
-            " float16 and bfloat16"
-        )
-    if weight.dim() != 2 or weight.shape[1] != x.shape[1]:
-        raise ValueError(
-            f"the weight is {tuple(weight.shape)}; for this x it must be (N, {x.shape[1]})"
-        )
-    for name, other in {"x": x, "weight": weight, **others}.items():
-        if other is None:
-            continue
-        if other.device != x.device:
-            raise ValueError(f"x is on {x.device} but the {name} on {other.device}")
-        if not other.is_contiguous():
-            raise ValueError(f"the {name} must be contiguous")
-    check_device(x)
-
-
-def check_device(x: Tensor) -> None:
-    """Refuse, with a ValueError, a tensor that is where kernels do not run."""
-    if reason := devices.limits(x.device, "x"):
-        raise ValueError(reason)
-
-
 def parts_of(norm: Norm | None) -> tuple[Tensor | None, float]:
     """The norm's weight and epsilon, as kernels take them; None and 0 if there is no norm."""
     return (None, 0.0) if norm is None else (norm.weight, norm.eps)
@@ -266,17 +229,9 @@ def linear(
 
     Returns:
         (tokens, N), in x's dtype.
-
-    Raises:
-        ValueError: a tensor that does not fit; says which.
     """
     norm_weight, eps = parts_of(norm)
-    check(x, weight, bias=bias, norm=norm_weight, residual=residual)
     tokens, outputs = x.shape[0], weight.shape[0]
-    if residual is not None and residual.shape != (tokens, outputs):
-        raise ValueError(
-            f"the residual is {tuple(residual.shape)}; it must be ({tokens}, {outputs}), the output"
-        )
     if tokens > 1:
         if residual is not None and bias is None and norm is None:
             return torch.addmm(residual, x, weight.T, out=residual if overwrite else None)
@@ -306,14 +261,8 @@ def swiglu(
 
     Returns:
         (tokens, N), in x's dtype.
-
-    Raises:
-        ValueError: a tensor that does not fit; says which.
     """
     norm_weight, eps = parts_of(norm)
-    check(x, weight, bias=bias, norm=norm_weight)
-    if weight.shape[0] % 2:
-        raise ValueError(f"the weight has {weight.shape[0]} rows; gate and up must be halves of it")
     tokens, outputs = x.shape[0], weight.shape[0] // 2
     y = x.new_empty(tokens, outputs)
     with devices.on_device(x):

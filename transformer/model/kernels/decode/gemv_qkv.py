@@ -20,7 +20,6 @@ from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import (
     Norm,
-    check,
     first_weights,
     launch,
     linear,
@@ -219,29 +218,17 @@ def qkv(
         Queries (batch, tokens / batch, heads, head_dim).
 
     Raises:
-        ValueError: a tensor that does not fit; says which.
+        ValueError: the cache has another dtype.
     """
     (x_norm, eps), (q_weight, q_eps) = parts_of(norm), parts_of(q_norm)
-    others = {"lengths": lengths, "table": table, "block_table": block_table, "starts": starts}
-    check(x, weight, bias=bias, norm=x_norm, **others)
     tokens, batch = len(x), len(lengths)
-    _, pages, page_size, kv_heads, head_dim = cache.shape
+    _, _, page_size, kv_heads, head_dim = cache.shape
     heads = weight.shape[0] // head_dim - 2 * kv_heads
-    rows = pages if block_table is None else len(block_table)
     if cache.dtype != x.dtype:
         raise ValueError(
             f"the cache is {cache.dtype} but the model computes {x.dtype}: create it with"
             f" dtype={x.dtype}"
         )
-    if heads <= 0 or weight.shape[0] % head_dim or tokens % batch or rows != batch:
-        raise ValueError(
-            f"x {tuple(x.shape)} and the weight {tuple(weight.shape)} do not fit the cache"
-            f" {tuple(cache.shape)} with {batch} lengths"
-        )
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm go together; one of them is None")
-    if cache.stride()[2:] != (kv_heads * head_dim, head_dim, 1):
-        raise ValueError("the cache's last three dimensions must be contiguous")
     q = x.new_empty(batch, tokens // batch, heads, head_dim)
     place = Heads(
         q,

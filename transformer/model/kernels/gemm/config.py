@@ -6,12 +6,12 @@ from flash_versions.versions.tiles.rows import cdiv
 
 CONSUMERS = 2
 BLOCK_K = 64  # columns of A and B in a slot: 128 bytes, the widest swizzle
-SHARED_MEMORY = 226 * 1024  # bytes for tiles: of the 227 KiB of a program, one is for barriers
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """The switches of the kernel.
+    """The switches of the kernel. Its tiles have to fit the 226 KiB of shared memory that a program
+    has for them.
 
     Attributes:
         rows: of a consumer's part of a tile; 64 or 128.
@@ -34,34 +34,10 @@ class GemmConfig:
     buffers: int = 2
 
     def __post_init__(self) -> None:
-        if self.rows not in (64, 128) or self.columns not in (64, 128, 256):
-            raise ValueError(
-                f"rows={self.rows} and columns={self.columns} are not possible; 64 or 128 rows and "
-                "64, 128 or 256 columns are."
-            )
-        if self.rows * self.columns > 64 * 256:
-            raise ValueError(
-                f"{self.rows} rows of {self.columns} columns do not fit a consumer's registers; 64 "
-                "rows of 256 columns and 128 of 128 do."
-            )
-        if self.epilogue_columns not in (32, 64, 128, 256) or (
-            self.epilogue_columns > self.columns
-        ):
-            raise ValueError(
-                f"epilogue_columns={self.epilogue_columns} is not possible with columns="
-                f"{self.columns}; 32, 64, 128 and 256 are, up to those of a tile."
-            )
         if self.stages < 2:
             raise ValueError(
                 f"stages={self.stages} is not possible: a slot is given back while the next is "
                 "multiplied; 2 or more are."
-            )
-        if min(self.group, self.buffers) < 1:
-            raise ValueError(f"group={self.group} and buffers={self.buffers} must be at least 1.")
-        if self.shared_memory > SHARED_MEMORY:
-            raise ValueError(
-                f"{self} needs {self.shared_memory} bytes of shared memory for its tiles and has "
-                f"{SHARED_MEMORY}; take fewer stages or buffers."
             )
 
     @property
@@ -73,13 +49,6 @@ class GemmConfig:
     def tile_rows(self) -> int:
         """Rows of a tile."""
         return self.rows * self.readers
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes of the pipeline and of the buffers for sub-tiles, of 16-bit elements."""
-        slot = (self.tile_rows + self.columns) * BLOCK_K
-        sub_tile = self.rows * self.epilogue_columns
-        return 2 * (self.stages * slot + CONSUMERS * self.buffers * sub_tile)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +31,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    residual: Tensor | None = None,
-    out: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None
 ) -> Tensor:
     """x W^T + bias + residual, rounded once; differentiable.
 
@@ -45,40 +40,6 @@ def linear(
         weight: (N, K), as that of `torch.nn.Linear`.
         bias: (N,).
         residual: (..., N).
-        out: (..., N), where the result is written; may be the residual. Not for gradients.
-
-    All have one dtype and device; under torch.autocast they are brought to its dtype first.
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit each other, or out cannot be written.
-
-    Returns:
-        (..., N) in x's dtype: `out`, if that is given.
-    """
-    x, weight, bias, residual = in_one_dtype(x, weight, bias, residual)
-    check(x, weight, bias=bias, residual=residual, out=out)
-    if torch.compiler.is_compiling():  # and fusing by itself
-        y = linear_reference(x, weight, bias, residual)
-        return y if out is None else out.copy_(y)
-    if out is not None:
-        if torch.is_grad_enabled() and needs_grad(x, weight, bias, residual, out):
-            raise ValueError(
-                "out= was given and a gradient is asked for, which it would not have; leave it out "
-                "or call linear under torch.no_grad()."
-            )
-        return run(x, weight, None, bias, residual, out)
-    if torch.is_grad_enabled() and needs_grad(x, weight, bias, residual):
-        return Product.apply(x, None, None, weight, None, bias, residual, None)
-    return run(x, weight, None, bias, residual)
-
-
-def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """silu(x G^T) * (x U^T), rounded once; differentiable.
-
-    Args:
-        x: (..., K), float16, bfloat16 or float32.
-        gate: (N, K); it and `up` may be the two halves of one weight.
-        up: (N, K).
 
     All have one dtype and device; under torch.autocast they are brought to its dtype first.
 
@@ -88,26 +49,75 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     Returns:
         (..., N) in x's dtype.
     """
-    x, gate, up = in_one_dtype(x, gate, up)
-    check(x, gate, up=up)
-    if torch.compiler.is_compiling():
-        return swiglu_reference(x, gate, up)
-    if torch.is_grad_enabled() and needs_grad(x, gate, up):
-        return Product.apply(x, None, None, gate, up, None, None, None)
-    return run(x, gate, up, None, None)
+    return product(x, weight, None, bias, residual)
 
 
-def linear_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """silu(x G^T) * (x U^T), rounded once; differentiable.
+
+    Args:
+        x: (..., K), as in `linear`.
+        gate: (N, K); it and `up` may be the two halves of one weight.
+        up: (N, K).
+
+    Raises:
+        ValueError: as in `linear`.
+
+    Returns:
+        (..., N) in x's dtype.
+    """
+    return product(x, gate, up, None, None)
+
+
+class Norm(NamedTuple):
+    """A norm of x before the product.
+
+    Attributes:
+        weight: (K,), any floating-point dtype.
+        eps: added to the mean square under the root.
+        folded: the product's weights through `rmsnorm.fold`.
+    """
+
+    weight: Tensor
+    eps: float
+    folded: tuple[Tensor, Tensor | None]
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm: Norm | None = None,
 ) -> Tensor:
-    """`linear` by torch's operations."""
+    """`linear`, or `swiglu` if there is an `up`, of x or of the normalised x."""
+    x, weight, up, bias, residual = in_one_dtype(x, weight, up, bias, residual)
+    check(x, weight, bias=bias, residual=residual, up=up)
+    if torch.compiler.is_compiling():  # and fusing by itself
+        return reference(x, weight, up, bias, residual, norm)
+    if torch.is_grad_enabled():
+        of_norm = None if norm is None else norm.weight
+        if any(t is not None and t.requires_grad for t in (x, weight, up, bias, residual, of_norm)):
+            return Product.apply(x, of_norm, weight, up, bias, residual, norm)
+    return run(x, weight, up, bias, residual, norm)
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    up: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: Norm | None = None,
+) -> Tensor:
+    """`product` by torch's operations."""
+    if norm is not None:
+        x = normalise(x, norm.weight, norm.eps)
     y = F.linear(x, weight, bias)
+    if up is not None:
+        y = F.silu(y) * F.linear(x, up)
     return y if residual is None else y + residual
-
-
-def swiglu_reference(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """`swiglu` by torch's operations."""
-    return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
 def normalise(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
@@ -121,19 +131,18 @@ class Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x, norm_weight, eps, weight, up, bias, residual, folded) -> Tensor:
-        """Run the kernel; `folded` are the weights with a norm's in them."""
+    def forward(ctx: Any, x, norm_weight, weight, up, bias, residual, norm) -> Tensor:
+        """Run the kernel; `norm_weight` is that of the norm, which has a gradient."""
         ctx.save_for_backward(x, norm_weight, weight, up)
-        ctx.eps = eps
-        weight, up = folded or (weight, up)
-        return run(x, weight, up, bias, residual, eps=eps)
+        ctx.eps = None if norm is None else norm.eps
+        return run(x, weight, up, bias, residual, norm)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
         """Of all tensors but those that were folded."""
         x, norm_weight, weight, up = ctx.saved_tensors
-        of_x, of_norm, _, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
+        of_x, of_norm, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
         inputs = leaves((x, of_x), (norm_weight, of_norm))
         with torch.enable_grad():
             normed = inputs[0] if norm_weight is None else normalise(inputs[0], inputs[1], ctx.eps)
@@ -144,13 +153,13 @@ class Product(torch.autograd.Function):
         else:
             factors = leaves((normed, of_normed), (weight, of_weight), (up, of_up))
             with torch.enable_grad():
-                y = swiglu_reference(*factors)
+                y = reference(*factors)
             d_normed, d_weight, d_up = gradients(y, factors, dy)
         dx, d_norm = d_normed, None
         if norm_weight is not None:
             dx, d_norm = gradients(normed, inputs, d_normed)
         d_bias = rows.sum(0) if of_bias else None
-        return dx, d_norm, None, d_weight, d_up, d_bias, dy if of_residual else None, None
+        return dx, d_norm, d_weight, d_up, d_bias, dy if of_residual else None, None
 
 
 def leaves(*tensors: tuple[Tensor | None, bool]) -> list[Any]:
@@ -172,24 +181,21 @@ def run(
     up: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    out: Tensor | None = None,
-    eps: float | None = None,
+    norm: Norm | None,
 ) -> Tensor:
-    """The result by a kernel; the arguments are checked. With `eps`, x is divided by its root mean
-    square, and the weights are folded.
+    """The result by a kernel; the arguments are checked. With a norm, the kernel multiplies x as it
+    is with the folded weights, and divides by its root mean square.
     """
-    shape = (*x.shape[:-1], weight.shape[0])
-    c = x.new_empty(shape) if out is None else out
-    if 0 in (c.numel(), x.shape[-1]):  # nothing to multiply; a SwiGLU of that is 0, too
-        return c.copy_(linear_reference(x, weight, bias, residual))
-    a = matrix(x)
-    b, up = matrix(weight), None if up is None else matrix(up)
-    result = c.view(-1, shape[-1])
-    residual = None if residual is None else matrix(residual)
+    c = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    if 0 in (c.numel(), x.shape[-1]):  # nothing to multiply
+        return c.copy_(reference(x, weight, up, bias, residual))
+    weight, up = (weight, up) if norm is None else norm.folded
+    a, b, result = matrix(x), matrix(weight), c.view(-1, c.shape[-1])
+    up, residual = (None if t is None else matrix(t) for t in (up, residual))
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
     gemm: Any = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
-    eps = None if eps is None else float(eps)
+    eps = None if norm is None else float(norm.eps)
     with devices.on_device(x):
         gemm(a, b, result, up=up, bias=bias, residual=residual, eps=eps)
     return c
@@ -213,11 +219,6 @@ def suits_hopper(x: Tensor) -> bool:
     )
 
 
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether any of the tensors takes part in a gradient."""
-    return any(x is not None and x.requires_grad for x in tensors)
-
-
 def in_one_dtype(*tensors: Any) -> tuple:
     """The tensors in the dtype of torch.autocast, if that is on."""
     if not all(x is None or isinstance(x, Tensor) for x in tensors):
@@ -228,7 +229,7 @@ def in_one_dtype(*tensors: Any) -> tuple:
 
 
 def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
-    """Refuse what does not fit, with a ValueError; `others` are bias, residual, out, up."""
+    """Refuse what does not fit, with a ValueError; `others` are bias, residual, up."""
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x has shape {tuple(x.shape)} and the weight {tuple(weight.shape)}; (..., K) and "
@@ -237,7 +238,7 @@ def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
     if x.dtype not in DTYPES:
         raise ValueError(f"x has dtype {x.dtype}; float16, bfloat16 and float32 work.")
     shape = (*x.shape[:-1], weight.shape[0])
-    shapes = {"bias": shape[-1:], "residual": shape, "out": shape, "up": tuple(weight.shape)}
+    shapes = {"bias": shape[-1:], "residual": shape, "up": tuple(weight.shape)}
     named = {name: tensor for name, tensor in others.items() if tensor is not None}
     for name, tensor in {"weight": weight, **named}.items():
         if tuple(tensor.shape) != shapes.get(name, tuple(tensor.shape)):
@@ -250,36 +251,5 @@ def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
                 f"{name} is {tensor.dtype} on {tensor.device} and x {x.dtype} on {x.device}; all "
                 "must have one dtype and device."
             )
-    out = named.pop("out", None)
-    if out is not None:
-        check_out(out, {"x": x, "weight": weight, **named})
     if reason := devices.limits(x.device, "x"):
         raise ValueError(reason)
-
-
-def check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
-    """Refuse memory that cannot be written: only the residual is read where it is written."""
-    if not out.is_contiguous():
-        raise ValueError(f"out has strides {out.stride()}; it must be contiguous.")
-    for name, x in inputs.items():
-        same = (x.data_ptr(), x.stride()) == (out.data_ptr(), out.stride())
-        if overlap(x, out) and not (name == "residual" and same):
-            raise ValueError(
-                f"out shares memory with {name}, which is read while out is written; give it "
-                "memory of its own, or exactly that of the residual."
-            )
-
-
-def overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the memory from the first to the last element of two tensors has bytes in common."""
-    (x_begin, x_end), (y_begin, y_end) = (
-        (t.data_ptr(), t.data_ptr() + t.element_size() * extent(t)) for t in (x, y)
-    )
-    return x.device == y.device and max(x_begin, y_begin) < min(x_end, y_end)
-
-
-def extent(x: Tensor) -> int:
-    """Elements from the first to the last of a tensor, those between that it skips included."""
-    if x.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))

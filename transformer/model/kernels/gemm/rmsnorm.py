@@ -26,19 +26,12 @@ The gradient is that of the formula, in plain PyTorch: x is normalised again, no
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467.
 """
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from transformer.model.kernels.gemm.gemm import (
-    Product,
-    check,
-    in_one_dtype,
-    needs_grad,
-    normalise,
-    run,
-    swiglu_reference,
-)
+from transformer.model.kernels.gemm.gemm import Norm, in_one_dtype, product
 
 
 def norm_linear(
@@ -71,14 +64,8 @@ def norm_linear(
         (..., N) in x's dtype; summed up in fp32 and rounded once.
     """
     x, weight, bias, folded = in_one_dtype(x, weight, bias, folded)
-    refuse(x, norm_weight, eps, weight, folded=folded)
-    check(x, weight, bias=bias)
-    if torch.compiler.is_compiling():  # and fusing by itself
-        return F.linear(normalise(x, norm_weight, eps), weight, bias)
-    weights = fold(norm_weight, weight) if folded is None else folded, None
-    if torch.is_grad_enabled() and needs_grad(x, norm_weight, weight, bias):
-        return Product.apply(x, norm_weight, eps, weight, None, bias, None, weights)
-    return run(x, *weights, bias, None, eps=eps)
+    norm = norm_of(x, norm_weight, eps, weight, None, (folded, None))
+    return product(x, weight, None, bias, None, norm)
 
 
 def norm_swiglu(
@@ -104,18 +91,8 @@ def norm_swiglu(
     Returns:
         (..., N) in x's dtype; neither product is rounded or written.
     """
-    folded_gate, folded_up = folded or (None, None)
-    x, gate, up, folded_gate, folded_up = in_one_dtype(x, gate, up, folded_gate, folded_up)
-    refuse(x, norm_weight, eps, gate, **{"folded[0]": folded_gate, "folded[1]": folded_up})
-    check(x, gate, up=up)
-    if torch.compiler.is_compiling():
-        return swiglu_reference(normalise(x, norm_weight, eps), gate, up)
-    weights = folded_gate, folded_up
-    if folded_gate is None:
-        weights = fold(norm_weight, gate), fold(norm_weight, up)
-    if torch.is_grad_enabled() and needs_grad(x, norm_weight, gate, up):
-        return Product.apply(x, norm_weight, eps, gate, up, None, None, weights)
-    return run(x, *weights, None, None, eps=eps)
+    x, gate, up, *halves = in_one_dtype(x, gate, up, *(folded or (None, None)))
+    return product(x, gate, up, None, None, norm_of(x, norm_weight, eps, gate, up, halves))
 
 
 def fold(norm_weight: Tensor, weight: Tensor) -> Tensor:
@@ -127,10 +104,17 @@ def fold(norm_weight: Tensor, weight: Tensor) -> Tensor:
     return (weight.detach().to(wide) * norm_weight.detach().to(wide)).to(weight.dtype)
 
 
-def refuse(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, **folded: Tensor | None
-) -> None:
-    """Refuse what a product without a norm does not have, with a ValueError."""
+def norm_of(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    up: Tensor | None,
+    folded: Sequence[Tensor | None],
+) -> Norm:
+    """The norm, with weights that were folded before or are folded now; a ValueError for what does
+    not fit the product.
+    """
     if weight.dim() == 2 and (norm_weight.shape != weight.shape[1:] or weight.shape[1] == 0):
         raise ValueError(
             f"norm_weight has shape {tuple(norm_weight.shape)} and the weight "
@@ -143,9 +127,13 @@ def refuse(
         )
     if not eps >= 0:
         raise ValueError(f"eps={eps} is under a root with the mean square; 0 or more works.")
-    for name, tensor in folded.items():
+    for tensor in folded:
         if tensor is not None and (tensor.shape, tensor.device) != (weight.shape, x.device):
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} on {tensor.device}; fold() of this weight "
+                f"folded has shape {tuple(tensor.shape)} on {tensor.device}; fold() of this weight "
                 f"has {tuple(weight.shape)} on {x.device}."
             )
+    whole, half = folded
+    if whole is None:
+        whole, half = fold(norm_weight, weight), None if up is None else fold(norm_weight, up)
+    return Norm(norm_weight, eps, (whole, half))
