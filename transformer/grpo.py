@@ -91,6 +91,7 @@ def train(
         tokens = trainer.world.total(sum(len(r.completion.tokens) for r in groups.rollouts))
         measured |= {
             "drawn": groups.drawn,
+            "replayed": groups.replayed,
             "rollout_seconds": groups.seconds,
             "learn_seconds": now - learning,
             "tokens_per_second": tokens / (groups.seconds + now - learning),

@@ -64,6 +64,9 @@ class Settings:
     )
     mask_truncated: bool = setting(False, "leave completions that hit the limit out of the loss")
     dynamic_sampling: bool = setting(False, "draw more problems until enough groups have a spread")
+    replay: float = setting(
+        0.0, "share of the problems that are asked again, of groups that had a spread"
+    )
     average: float = setting(0.0, "share of the steps, the last, whose mean weights are the result")
     micro_batch: int = setting(64, "completions in memory at a time; less needs less memory")
     eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
@@ -93,7 +96,7 @@ class Settings:
         for name in ("lr", "clip_gradient", "reward_seconds"):
             if not 0 < (value := getattr(self, name)) <= LARGEST:
                 raise ValueError(f"{flag(name)} must be above 0, at most {LARGEST:g}, got {value}")
-        for name, of in {"decay": "steps", "average": "steps"}.items():
+        for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")
         for k in self.eval_k or ():

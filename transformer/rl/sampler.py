@@ -1,7 +1,7 @@
 """What the policy is asked: the problems of a step and of an evaluation, and its answers to them.
 
 Problems are a function of (seed, step), draws of (seed, number of the completion), so what a step
-samples depends on the settings, the weights and a counter only.
+samples depends on the settings, the weights, a counter and the pool of problems to ask again only.
 """
 
 import time
@@ -14,13 +14,14 @@ from typing import Any
 
 from transformer.generation.sampling import Sampling
 from transformer.model.decoder import Transformer
-from transformer.rl.groups import groups_of, pass_at_k, spread
+from transformer.rl.groups import Asked, Pool, groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings, task_of
 from transformer.rl.rollout import Policy, Rollout, roll_out
 from transformer.tasks.problems import Problems
 from transformer.training.parallel import World
 
 DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
+REMEMBERED = 8  # the pool holds at most so many times the problems of a step
 EVALUATION_ROWS = 512  # completions of an evaluation at a time
 
 
@@ -32,12 +33,14 @@ class Groups:
         rollouts: of the groups that are learned from, group by group.
         passed_over: those of the others, under dynamic sampling.
         drawn: completions that were sampled, those of groups that were passed over included.
+        replayed: share of the sampled groups whose problem was asked before.
         seconds: that it took.
     """
 
     rollouts: list[Rollout]
     passed_over: list[Rollout]
     drawn: int
+    replayed: float
     seconds: float
 
 
@@ -52,6 +55,7 @@ class Sampler:
 
     Attributes:
         drawn: completions sampled for training so far, by all ranks.
+        pool: problems to ask again, the same on every rank.
     """
 
     def __init__(self, settings: Settings, policy: Policy, world: World) -> None:
@@ -59,6 +63,7 @@ class Sampler:
         self.task = task_of(settings)
         self._check_prompts()
         self.drawn = 0
+        self.pool = Pool(REMEMBERED * settings.prompts)
 
     def problems(self, step: int) -> Iterator[Any]:
         """The problems that a step draws, as many as anybody asks for."""
@@ -76,6 +81,14 @@ class Sampler:
             except ValueError as error:
                 raise ValueError(f"{line.name}: {error}") from error
 
+    def _asked(self, fresh: Iterator[Asked], count: int, step: int) -> list[Asked]:
+        """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
+        again = self.pool.take(round(self.settings.replay * count))
+        asked = [*again, *islice(fresh, count - len(again))]
+        if again:  # more is learned from them than from fresh ones, so every rank has its part
+            Random(f"{self.settings.seed} {step} order").shuffle(asked)
+        return asked
+
     def roll_out(self, model: Transformer, step: int) -> Groups:
         """Sample the groups of a step from a model.
 
@@ -83,23 +96,30 @@ class Sampler:
         section 3.2) or too many were drawn.
         """
         s, started, first = self.settings, time.perf_counter(), self.drawn
-        fresh, missing = self.problems(step), s.prompts
-        rollouts, passed_over = list[Rollout](), list[Rollout]()
+        fresh = (Asked(step, *one) for one in enumerate(self.problems(step)))
+        rollouts, passed_over, missing = list[Rollout](), list[Rollout](), s.prompts
+        asked, spreads = list[Asked](), list[bool]()
         for _ in range(DRAWS if s.dynamic_sampling else 1):
-            problems = [*islice(fresh, missing)]
+            now = self._asked(fresh, missing, step)
+            problems = [one.problem for one in now]
             with self.world.together():
                 found = self._sampled(
                     model, problems, s.group, seed=s.seed, first=self.drawn, greedy=False
                 )
             self.drawn += missing * s.group
-            for group in groups_of(found, s.group):
-                kept = spread(group) or not s.dynamic_sampling
-                (rollouts if kept else passed_over).extend(group)
+            groups = [(group, spread(group)) for group in groups_of(found, s.group)]
+            if s.replay:
+                asked += now
+                spreads += chain(*self.world.gather([differs for _, differs in groups]))
+            for group, differs in groups:
+                (passed_over if s.dynamic_sampling and not differs else rollouts).extend(group)
             missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
             if not missing:
                 break
+        self.pool.put(asked, spreads)  # only now: no problem is asked twice in a step
+        again, drawn = sum(one.step < step for one in asked), self.drawn - first
         seconds = time.perf_counter() - started
-        return Groups(rollouts, passed_over, self.drawn - first, seconds)
+        return Groups(rollouts, passed_over, drawn, again * s.group / drawn, seconds)
 
     def _sampled(
         self,
@@ -170,8 +190,9 @@ class Sampler:
 
     def state(self) -> dict[str, Any]:
         """All that the next rollouts depend on, beside the weights."""
-        return {"drawn": self.drawn}
+        return {"drawn": self.drawn, "pool": self.pool.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
         self.drawn = int(state["drawn"])
+        self.pool.restore(state["pool"], lambda step, i: next(islice(self.problems(step), i, None)))

@@ -3,9 +3,9 @@
     problems --policy--> groups of completions --task--> rewards --group means--> advantages
     --loss--> gradient, summed over micro-batches --clip--> AdamW --> policy
 
-A step depends on the settings, the weights, the optimiser's moments and two counters, and on
-nothing else: problems are a function of (seed, step), draws of (seed, number of the completion).
-The mean of the last policies, if that is the result, goes into no step.
+A step depends on the settings, the weights, the optimiser's moments, two counters and the pool of
+problems to ask again, and on nothing else: problems are a function of (seed, step), draws of (seed,
+number of the completion). The mean of the last policies, if that is the result, goes into no step.
 """
 
 from collections.abc import Sequence

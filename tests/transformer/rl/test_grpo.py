@@ -56,6 +56,7 @@ REFUSED = {
     "--save-every 0": "--save-every must be at least 1, got 0",
     "--temperature 0": "--temperature must be positive, got 0.0: greedy rollouts would",
     "--temperature 1e39": "temperature must be 0 (greedy) or between 0.0001 and 1e+30, got 1e+39",
+    "--replay 1.5": "--replay is a share of the problems, 0 to 1, got 1.5",
     "--decay 1.5": "--decay is a share of the steps, 0 to 1, got 1.5",
     "--average 1.5": "--average is a share of the steps, 0 to 1, got 1.5",
     "--lr 0": "--lr must be above 0, at most 1e+30, got 0.0",
@@ -154,7 +155,7 @@ def test_a_run_with_other_settings_is_left_alone(grpo_command, tempted, finished
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "damage", ["cut", "noise", "empty", "log", "best", "optimizer", "drawn", "mean"]
+    "damage", ["cut", "noise", "empty", "log", "best", "optimizer", "pool", "mean"]
 )
 def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage):
     arguments = [*options(tempted, steps=4, eval_every=0, lr=1e-3), "--out", tmp_path / "run"]
@@ -167,7 +168,7 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
     content = state.read_bytes()
     if damage == "log":
         (tmp_path / "run" / "metrics.jsonl").write_text("")
-    elif damage in ("best", "optimizer", "drawn", "mean"):
+    elif damage in ("best", "optimizer", "pool", "mean"):
         parts = torch.load(state)
         torch.save({name: parts[name] for name in parts if name != damage}, state)
         assert len(parts) > len(torch.load(state))
@@ -198,6 +199,7 @@ def test_the_record_of_a_run(finished_run, tempted):
         assert line.keys() >= {"clipped_low", "clipped_high", "gap_max", "tokens_per_second"}
         assert 0 <= line["gap_max"] < 1e-4
         assert line["drawn"] == TINY["prompts"] * TINY["group"]
+        assert line["replayed"] == 0
     samples = [
         json.loads(line) for line in (finished_run / "samples.jsonl").read_text().splitlines()
     ]

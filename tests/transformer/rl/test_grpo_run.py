@@ -22,7 +22,7 @@ from transformer.rl.run import METRICS, Run, read_metrics
 
 pytestmark = pytest.mark.xdist_group("grpo_run")  # the undisturbed run is made once
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
-LENGTH = {"steps": 14, "eval_every": 5, "warm_up": 5}
+LENGTH = {"steps": 14, "eval_every": 5, "warm_up": 5, "replay": 0.5}
 LENGTH |= {"task": "tests.helpers.models.tiny_grpo:Seldom"}
 LENGTH |= {"average": 0.8}  # from the fourth step on: some are killed before, some behind
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
@@ -66,6 +66,7 @@ def whole(tempted, tmp_path_factory):
     expected = outcome(folder)
     steps = [line for line in expected[1] if "step" in line]
     assert [line["step"] for line in steps] == list(range(1, 15))
+    assert [line["replayed"] for line in steps] == [0.0] + [0.5] * 13
     return expected
 
 

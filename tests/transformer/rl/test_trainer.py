@@ -274,9 +274,10 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
     return weights_of(trainer)
 
 
-def test_a_restored_trainer_takes_the_same_steps(tempted):
+@pytest.mark.parametrize("replay", [0.0, 0.5])
+def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
     changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
-    changes |= {"beta": 0.01, "warm_up": 3, "average": 1.0}
+    changes |= {"beta": 0.01, "warm_up": 3, "replay": replay, "average": 1.0}
     whole = make_trainer(tempted, **changes)
     expected = steps(whole, 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)
@@ -289,9 +290,9 @@ def test_a_restored_trainer_takes_the_same_steps(tempted):
     assert not any(map(torch.equal, other, expected))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype):
-    one, other = (make_trainer(tempted, dtype=dtype) for _ in range(2))
+@pytest.mark.parametrize("dtype, replay", [("float32", 0.5), ("bfloat16", 0.0)])
+def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype, replay):
+    one, other = (make_trainer(tempted, dtype=dtype, replay=replay) for _ in range(2))
     scores, greedy = one.evaluate()
     assert one.evaluate()[0] == scores
     kinds = {"greedy", "sampled", "pass@2", "form", "length", "reward", "reward_range"}

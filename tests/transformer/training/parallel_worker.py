@@ -29,12 +29,12 @@ CASES = {
     "plain": {},
     "all at once": {
         "task": SELDOM, "epochs": 2, "beta": 0.05, "scale": "batch", "reduce": "grpo",
-        "clip_gradient": 0.1, "dynamic_sampling": True, "mask_truncated": True,
+        "clip_gradient": 0.1, "dynamic_sampling": True, "replay": 0.5, "mask_truncated": True,
     },
-    "average": {"task": SELDOM, "average": 1.0},
+    "replay": {"task": SELDOM, "replay": 0.5, "average": 1.0},
     "adapters": {"lora_rank": 2, "beta": 0.05, "average": 1.0, "checkpointing": True},
 }  # fmt: skip
-CHAINS = ("plain", "average", "adapters")
+CHAINS = ("plain", "replay", "adapters")
 LENGTH = {"steps": 2, "eval_every": 1, "eval_problems": 8, "average": 1.0}  # of the command
 
 
@@ -72,8 +72,8 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
             object.__setattr__(rollout, "reward", reward(world.rank, row, rollout.reward))
         measured = trainer.learn(found.rollouts)
         size = trainer.settings.group
-        described = describe(found.rollouts, size, world)
-        metrics.append({**measured, **described, "drawn": found.drawn})
+        seen = {"drawn": found.drawn, "replayed": found.replayed}
+        metrics.append({**measured, **describe(found.rollouts, size, world), **seen})
     hook.remove()
     return {
         "rollouts": rollouts,
@@ -82,6 +82,7 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
         "weights": dict(merged_weights(trainer.policy.model)),
         "result": {name: p.clone() for name, p in trainer.result().state_dict().items()},
         "drawn": trainer.source.drawn,
+        "pool": trainer.source.pool.state(),
     }
 
 

@@ -89,7 +89,7 @@ def ranks(folder) -> list[dict]:
 
 def assert_same(found: dict, expected: dict) -> None:
     assert found["rollouts"] == expected["rollouts"]
-    assert found["drawn"] == expected["drawn"]
+    assert (found["drawn"], found["pool"]) == (expected["drawn"], expected["pool"])
     for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     assert_close(found["gradients"], expected["gradients"], **CLOSE)
@@ -101,6 +101,7 @@ def assert_same(found: dict, expected: dict) -> None:
 def test_rollouts_gradients_weights_and_scores(folder, ranks, name):
     trainer = make(folder / "model", ALONE, **CASES[name])
     expected = take(trainer, 3)
+    assert bool(expected["pool"]) == bool(trainer.settings.replay)
     scores = trainer.evaluate()[0]
     for found in ranks:
         assert_same(found[name], expected)
