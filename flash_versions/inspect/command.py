@@ -17,8 +17,8 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from flash_versions.bench.files import write
 from flash_versions.dispatch.request import Request, make_request
+from flash_versions.files import write
 from flash_versions.inspect.compiled import (
     ARCHES,
     Compiled,

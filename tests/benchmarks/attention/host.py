@@ -21,8 +21,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flash_versions import attention
 from flash_versions.bench.document import new_document
-from flash_versions.bench.measure import host_time, reason
+from flash_versions.bench.measure import host_time
 from flash_versions.bench.peers import flash_attn_4
+from flash_versions.bench.workers import reason
 from tests.benchmarks.harness import in_time, in_turns, keep, now, parser
 
 ROUNDS, CALLS = 75, 40  # short turns: all get the same share of what else the host does
