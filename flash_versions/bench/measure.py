@@ -168,7 +168,7 @@ def measure(
         elif suite == "decode":
             row["bytes"] = shape.kv_bytes
         elif suite != "quantize":
-            row["flops"] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
+            row["flops"] = shape.flops() * (BACKWARD_FLOPS if is_backward else 1)
         refuse = partial(verify, one, shape, inputs, row)
         calls.append((row, partial(one.backward if is_backward else one.forward, *inputs), refuse))
     return in_graphs(calls, rounds, note)
@@ -187,8 +187,7 @@ def verify(
     elif one.precision == "fp8":
         check_fp8(results[0], shape.causal, shape.D**-0.5, one.given(q, k, v))
     else:
-        length = one.lengths[0] if one.lengths else shape.M
-        check(results, length, shape.causal, *inputs)
+        check(results, shape.M, shape.causal, *inputs)
 
 
 def nbytes(tensors: Tensors) -> int:
