@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
+from triton.backends.nvidia.driver import CudaDriver
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
@@ -225,8 +225,10 @@ class Compiled:
         }
 
 
-class CompileDriver(DriverBase):
-    """A CUDA driver of a given compute capability that can compile for it and never launch."""
+class CompileDriver(CudaDriver):
+    """A CUDA driver of a given compute capability that can compile for it and never launch, on a
+    machine without a GPU, too: it loads nothing of CUDA.
+    """
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -235,15 +237,6 @@ class CompileDriver(DriverBase):
         self.get_current_device = lambda: capability
         self.set_current_device = lambda device: None
 
-    @classmethod
-    def is_active(cls) -> bool:
-        """Asked where Triton chooses a driver by itself: never this one."""
-        return False
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        """Asked where a launch is built, of which there is none."""
-        return ty
-
     def get_current_target(self) -> GPUTarget:
         """What to compile for."""
         return GPUTarget("cuda", self.capability, 32)
@@ -251,10 +244,6 @@ class CompileDriver(DriverBase):
     def get_active_torch_device(self) -> torch.device:
         """Where the tensors are."""
         return torch.device("cpu")
-
-    def get_benchmarker(self) -> Callable:
-        """Nothing runs here."""
-        raise NotImplementedError("this driver compiles only.")
 
 
 class CompileOnly:
