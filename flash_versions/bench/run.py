@@ -9,7 +9,6 @@ continued if commit, sources, machine and protocol are the same. Nothing here dr
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -92,12 +91,6 @@ def rows_at(document: Document, group: Group) -> Rows:
     return [row for row in document["rows"] if group_of(row) == group]
 
 
-def expected(group: Group) -> list[str]:
-    """Names that a complete group has rows of; an ablation without variants has none."""
-    names = [one.name for one in competitors(*group)]
-    return [] if set(names) <= set(PEERS) else names
-
-
 class Bench:
     """Measures in a process of its own, and goes on without what hangs or crashes.
 
@@ -151,29 +144,26 @@ def run(path: Path, suites: list[str], bench: Bench, quiet: bool = False) -> Non
     save_sorted(document, path)
     wanted = groups(suites)
     there = {group: rows_at(document, group) for group in wanted}
-    todo = [x for x in wanted if set(expected(x)) - {row["version"] for row in there[x]}]
+    competing = {group: {one.name for one in competitors(*group)} for group in wanted}
+    todo = [x for x in wanted if competing[x] - {row["version"] for row in there[x]}]
     if not quiet:
         say(f"{len(wanted) - len(todo)} of {len(wanted)} are there already")
     if "copy_tb_per_s" not in document:
         document |= bench.ask()
-    began = time.monotonic()
     bar = progress_bar(len(todo), "shape", quiet)
     for number, group in enumerate(todo, 1):
         suite, shape = group
-        started, before = time.monotonic(), there[group]
+        before = there[group]
         lost = {row["version"]: row["reason"] for row in before if "reason" in row}
         rows = bench.ask(suite, asdict(shape), lost=lost)["rows"]
         document["rows"] = [row for row in document["rows"] if row not in before] + rows
         save_sorted(document, path)
-        now = time.monotonic()
-        left = (now - began) / number * (len(todo) - number)
         line = f"[{number}/{len(todo)}] {suite} {shape}: {summary(rows)}"
         if bar is not None:
             bar.write(line, file=sys.stderr)
             bar.update()
         elif not quiet:
-            spent = f"{now - started:.1f} s; {now - began:.0f} s in all"
-            say(f"{line}  ({spent}, about {left:.0f} s left)")
+            say(line)
     if bar is not None:
         bar.close()
 

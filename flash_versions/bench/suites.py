@@ -128,6 +128,7 @@ ABOUT = {
     "quick": "forward, a few shapes of the table, under a minute",
 }
 
+FIRST_TO_SPLIT = "fa2"  # the first version that splits the keys of a decoding step
 FIRST_TO_ADD = "fa3"  # the version whose gradients programs add up in any order, unless told not to
 
 
@@ -199,9 +200,8 @@ def in_bf16(suite: str, shape: Shape) -> Iterator[Competitor]:
     """All versions, the first that splits a decoding step also without; of gradients those in
     order, too.
     """
-    split = first_to_split() if suite == "decode" else None
     for name in VERSIONS:
-        if name == split:
+        if suite == "decode" and name == FIRST_TO_SPLIT:
             yield Competitor(f"{name} unsplit", partial(attention, version=name, num_splits=1))
         yield Competitor(name, partial(attention, causal=shape.causal, version=name))
         if suite == "backward" and name == FIRST_TO_ADD:
@@ -297,18 +297,6 @@ OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]
     "fp8": (in_both_precisions, ("cudnn", "cudnn fp8")),
     "quantize": (quantizers, ()),
 }
-
-
-def first_to_split() -> str | None:
-    """The first version that can split the keys of a decoding step, whose lesson that is."""
-    x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device())
-    request = Request(x, x, x, num_splits=2)
-    return next((n for n, version in VERSIONS.items() if not version.unsupported(request)), None)
-
-
-def device() -> str:
-    """The device on which the versions run."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:

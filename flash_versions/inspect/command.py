@@ -61,11 +61,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("version", help="such as fa2")
     known = ", ".join(f"{name} ({arch.example})" for name, arch in ARCHES.items())
     add("--arch", default="sm_90", help=known)
-    add("--show", choices=SHOWN, default="summary")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--show", choices=SHOWN, default="summary")
+    shown.add_argument("--json", action="store_true", help="the summary as JSON")
     add("--variant", metavar="NAME", help="the forward with one thing changed")
     add("--backward", action="store_true", help="the backward's kernels, too")
     add("--kernel", metavar="NAME", help="only this one, such as forward_kernel")
-    add("--json", action="store_true", help="JSON in the place of text")
     add("--out", type=Path, metavar="FILE", help="write in the place of printing")
     add = parser.add_argument_group("the call that is compiled").add_argument
     add("--batch", type=count, default=1)
@@ -192,24 +193,14 @@ def remarks(kernel: Compiled) -> str:
 
 def report(options: argparse.Namespace, kernels: list[Compiled]) -> str:
     """What the command prints."""
-    name = options.version + (f", variant {options.variant}" if options.variant else "")
-    title = f"{name} for {options.arch}, Triton {triton.__version__}: {described(options)}"
+    call = described(options)
     if options.json:
-        call = {
-            "version": options.version,
-            "variant": options.variant,
-            "arch": options.arch,
-            "triton": triton.__version__,
-            "call": described(options),
-        }
-        if options.show == "summary":
-            rows = [kernel.summary() for kernel in kernels]
-        else:
-            rows = [
-                {"kernel": kernel.kernel, options.show: getattr(kernel, options.show)}
-                for kernel in kernels
-            ]
-        return json.dumps(call | {"kernels": rows}, indent=1) + "\n"
+        asked = {"version": options.version, "variant": options.variant, "arch": options.arch}
+        asked |= {"triton": triton.__version__, "call": call}
+        rows = [kernel.summary() for kernel in kernels]
+        return json.dumps(asked | {"kernels": rows}, indent=1) + "\n"
+    name = options.version + (f", variant {options.variant}" if options.variant else "")
+    title = f"{name} for {options.arch}, Triton {triton.__version__}: {call}"
     if options.show == "summary":
         return f"{title}\n\n{table(kernels)}" + "".join(remarks(kernel) for kernel in kernels)
     return "\n".join(

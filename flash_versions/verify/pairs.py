@@ -254,10 +254,8 @@ def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
 def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
     """How many elements of a pair were compared and how many differ, by result."""
     inputs = Inputs(pair, device)
-    alone: dict[str, Any] = dict(
-        zip(("q", "do", "k", "v"), (inputs.q, inputs.do, inputs.k, inputs.v))
-    )
-    alone = {name: x[None] for name, x in alone.items()} | inputs.options
+    tensors = {"q": inputs.q, "do": inputs.do, "k": inputs.k, "v": inputs.v}
+    alone = {name: x[None] for name, x in tensors.items()} | inputs.options
     part = 0, slice(pair.begin, pair.end)
     wanted = results(version, alone, part, (0, slice(None)), pair.backward)
     arguments, rows, keys = among_others(inputs)

@@ -1,4 +1,4 @@
-"""What all that is measured here shares: command line, JSON, clock, turns."""
+"""What all that is measured here shares: command line, JSON, clock."""
 
 import argparse
 import gc
@@ -101,12 +101,3 @@ def in_time(items, seconds):
             print(f"the time is up before {item}", flush=True)
             return
         yield item
-
-
-def in_turns(calls, rounds):
-    """{name: what `calls[name]` returned in each round}, one after the other in every round."""
-    found = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            found[name].append(call())
-    return found

@@ -24,7 +24,7 @@ from flash_versions.bench.document import new_document
 from flash_versions.bench.measure import host_time
 from flash_versions.bench.peers import flash_attn_4
 from flash_versions.bench.workers import reason
-from tests.benchmarks.harness import in_time, in_turns, keep, now, parser
+from tests.benchmarks.harness import in_time, keep, now, parser
 
 ROUNDS, CALLS = 75, 40  # short turns: all get the same share of what else the host does
 # (batch, length, heads, head_dim), of dense calls and packed ones, whether the GPU is waited for
@@ -91,8 +91,11 @@ def rows_in_turns(calls, rounds, warm_up=1):
             timed[number] = alone
         except Exception as error:  # whatever it is, the others are measured
             rows[number]["reason"] = reason(error)
-    for number, us in in_turns(timed, rounds).items():
-        rows[number] |= summary(us)
+    us = {number: [] for number in timed}
+    for number, call in [*timed.items()] * rounds:
+        us[number].append(call())
+    for number, found in us.items():
+        rows[number] |= summary(found)
     allow(None)
     return rows
 
