@@ -39,3 +39,9 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file completely, or leave it as it is if writing fails."""
+    with replacing(path) as file:
+        file.write_text(text)

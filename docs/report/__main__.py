@@ -14,8 +14,8 @@ import sys
 
 from docs.report import attention, transformer, versions
 from docs.report.figures import FIGURES
-from flash_versions.bench.files import write
 from flash_versions.bench.results import RESULTS, ROOT, Document, read_results
+from flash_versions.files import write
 from flash_versions.plot.figures import draw_all
 
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -7,7 +7,6 @@ from itertools import product
 
 from docs.report.tables import (
     Group,
-    ended,
     markdown,
     pivot,
     provenance,
@@ -52,8 +51,7 @@ def rates(
         return rate(group, name, None if name in PEERS else base)
 
     title = f"TFLOP/s (ratio to {label(base)})"
-    table = pivot(title, groups, names(document, suite), cell)
-    return ended(table, provenance(document, suite))
+    return pivot(title, groups, names(document, suite), cell, provenance(document, suite))
 
 
 def is_headline(row: Row) -> bool:
@@ -87,7 +85,7 @@ def summary(document: Document, suite: str = "table") -> str:
             length = f"S {'<' if short else '>='} {LONG}"
             parts[f"D={head_dim}, {length}, to {label(base)}"] = means
     title = "ratio of rates, geometric mean over full and causal"
-    return ended(pivot(title, parts, versions, dict.get), provenance(document, suite))
+    return pivot(title, parts, versions, dict.get, provenance(document, suite))
 
 
 def worth(document: Document, version: str) -> str:
@@ -107,8 +105,8 @@ def worth(document: Document, version: str) -> str:
         times = ratio(columns[column], name, version)
         return times and f"{times:.2f}"
 
-    table = pivot(f"speed; {version} = 1", {members[x]: x for x in members}, columns, cell)
-    return ended(table, provenance(document, "ablation"))
+    versions, about = {members[x]: x for x in members}, provenance(document, "ablation")
+    return pivot(f"speed; {version} = 1", versions, [*columns], cell, about)
 
 
 def fp8(document: Document) -> str:
@@ -125,8 +123,7 @@ def fp8(document: Document) -> str:
 
     title = "TFLOP/s (ratio to its own bf16, to cuDNN FP8)"
     groups = {w: x for w, x in lines(document, "fp8", where).items() if is_shown(any_row(x))}
-    table = pivot(title, groups, names(document, "fp8"), cell)
-    return ended(table, provenance(document, "fp8"))
+    return pivot(title, groups, names(document, "fp8"), cell, provenance(document, "fp8"))
 
 
 def bandwidth(group: Group, name: str, copy: float | None) -> str | None:
@@ -141,16 +138,14 @@ def fp8_accuracy(document: Document) -> str:
     groups = lines(
         document, "accuracy", lambda row: f"{row['distribution']}, D={row['D']}", "scheme"
     )
-    schemes = dict.fromkeys(scheme for rows in groups.values() for scheme in rows)
+    schemes = list(dict.fromkeys(scheme for rows in groups.values() for scheme in rows))
 
     def cell(group: Group, scheme: str) -> str | None:
         return f"{group[scheme]['rmse']:.2g}" if scheme in group else None
 
-    return ended(
-        pivot("relative RMSE, to exact attention", groups, schemes, cell),
-        f"{about['version'].upper()}'s kernel, {about['S']} tokens, no mask.",
-        source(document, "accuracy"),
-    )
+    note = f"{about['version'].upper()}'s kernel, {about['S']} tokens, no mask."
+    title, where_from = "relative RMSE, to exact attention", source(document, "accuracy")
+    return pivot(title, groups, schemes, cell, note, where_from)
 
 
 def several_gpus(document: Document) -> str:
@@ -170,11 +165,11 @@ def several_gpus(document: Document) -> str:
 
     title = f"TFLOP/s of {many} GPUs together (times one)"
     called = {"1 GPU": "1 GPU", "ring": "ring", "all_to_all": "all-to-all"}
-    return ended(
-        pivot(title, groups, called, cell, called),
+    note, about = (
         "bf16, D=128; the slowest GPU's time, median.",
         source(document, "context parallel"),
     )
+    return pivot(title, groups, called, cell, note, about)
 
 
 def decode(document: Document) -> str:
@@ -186,10 +181,10 @@ def decode(document: Document) -> str:
     measured = names(document, "decode")
     # A version without splits comes before the version that it is held against.
     columns = sorted(measured, key=lambda x: (measured.index(x.removesuffix(" unsplit")), -len(x)))
-    titles = {name: name.replace(" unsplit", ", 1 split") for name in columns if "unsplit" in name}
-    table = pivot("TB/s (share of a copy)", groups, columns, partial(bandwidth, copy=copy), titles)
+    titles = {name: label(name.replace(" unsplit", ", 1 split")) for name in columns}
     note = f"One query, 32 query and 8 key heads, D=128; a device copy moves {copy:.2f} TB/s."
-    return ended(table, note, provenance(document, "decode"))
+    cell, about = partial(bandwidth, copy=copy), provenance(document, "decode")
+    return pivot("TB/s (share of a copy)", groups, titles, cell, note, about)
 
 
 def head_dims(document: Document) -> str:
@@ -239,12 +234,9 @@ def by_head_dim(document, suite, found, own, called) -> str:
                 ratios.append(max(ours) / max(theirs))
         body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
     header = [f"head_dim, S={SHOWN}", *BEST, *own, "ratio"]
-    return ended(
-        markdown(header, body),
-        f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
-        f"{', '.join(map(str, lengths))} tokens.",
-        source(document, suite, "flash-attn-4"),
-    )
+    note = f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
+    note += f"{', '.join(map(str, lengths))} tokens."
+    return markdown(header, body, note, source(document, suite, "flash-attn-4"))
 
 
 def in_turns(document: Document) -> str:
@@ -271,8 +263,8 @@ def in_turns(document: Document) -> str:
         return f"{rate(group, ours)} ({ratio(group, ours, 'fa3'):.2f}{theirs})"
 
     title = f"TFLOP/s (share of the rate in any order; ratio to {peer}'s deterministic call)"
-    table = pivot(title, found, lengths, cell, {n: f"S={n}" for n in lengths})
-    return ended(table, source(document, suite, peer))
+    columns = {n: f"S={n}" for n in lengths}
+    return pivot(title, found, columns, cell, source(document, suite, peer))
 
 
 def on_the_host(document: Document) -> str:
@@ -290,8 +282,7 @@ def on_the_host(document: Document) -> str:
     def cell(group: Group, name: str) -> str | None:
         return f"{group[name]['us']:.0f}" if name in group else None
 
-    table = pivot("microseconds", groups, columns, cell, {name: name for name in columns})
-    return ended(table, source(document, "host"))
+    return pivot("microseconds", groups, columns, cell, source(document, "host"))
 
 
 def random_lengths(document: Document) -> str:
@@ -312,7 +303,7 @@ def random_lengths(document: Document) -> str:
         body.append(cells)
     header = ["fa3, ratio of rates", "D=64", "D=128", "D=256", f"all {len(of_way)} shapes"]
     about = source(document, suite, "flash-attn-4")
-    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
+    return markdown(header, body, "Geometric mean (least to largest).", about)
 
 
 def asked_for(document: Document) -> str:
@@ -324,8 +315,8 @@ def asked_for(document: Document) -> str:
     for (head_dim, way, asked), group in groups.items():
         found.setdefault(f"D={head_dim}, {way}", {})[asked] = rate(group, "fa3", "portable")
     columns = list(dict.fromkeys(name for line in found.values() for name in line))
-    table = pivot("TFLOP/s of fa3 (times its portable kernel)", found, columns, dict.get)
-    return ended(table, source(document, "asked for"))
+    title, about = "TFLOP/s of fa3 (times its portable kernel)", source(document, "asked for")
+    return pivot(title, found, columns, dict.get, about)
 
 
 def intervals(document: Document, which: str, other: str) -> dict[int, tuple[Row, list[float]]]:
@@ -353,7 +344,7 @@ def of_documents(document: Document) -> str:
         body.append([name, *map(spread, zip(*chosen))])
     header = ["documents", *(f"{version}, {way}" for version, way in SERVED)]
     about = source(document, "interval masks")
-    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
+    return markdown(header, body, "Geometric mean (least to largest).", about)
 
 
 def of_prompts(document: Document) -> str:
@@ -363,7 +354,7 @@ def of_prompts(document: Document) -> str:
         count = f"{row['batch']} prompt{'s' if row['batch'] > 1 else ''}"
         body.append([f"{count}, D={row['head_dim']}", *(f"{x:.1f} x" for x in times)])
     header = ["prompts", *(f"{version}, {way}" for version, way in SERVED)]
-    return ended(markdown(header, body), source(document, "interval masks"))
+    return markdown(header, body, source(document, "interval masks"))
 
 
 def uneven_decoding(document: Document) -> str:
@@ -381,7 +372,7 @@ def uneven_decoding(document: Document) -> str:
             shares = [f"{group[version]['of_copy']:.2f}" for version in ("fa2", "fa3")]
             body.append([name, f"{row['tb_per_s'] / row['of_copy']:.2f}", *shares])
     header = ["shares of a copy's rate", "copy, TB/s", "fa2", "fa3"]
-    return ended(markdown(header, body), source(document, suite))
+    return markdown(header, body, source(document, suite))
 
 
 def random_dense(document: Document) -> str:
@@ -400,7 +391,7 @@ def random_dense(document: Document) -> str:
     shapes = len({number for number, _ in groups})
     header = ["ratio of rates", *(f"D={dim}" for dim in dims), f"all {shapes} shapes"]
     about = source(document, suite, "flash-attn-4")
-    return ended(markdown(header, body), "Geometric mean (least to largest).", about)
+    return markdown(header, body, "Geometric mean (least to largest).", about)
 
 
 TABLES: dict[str, Callable[[Document], str]] = {

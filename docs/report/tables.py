@@ -9,11 +9,12 @@ from flash_versions.bench.results import Document, Row, label, mask, rate_of, ra
 Group = dict[Any, Row]  # the rows of a line, by what tells its columns apart
 
 
-def markdown(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
+def markdown(header: Iterable[str], body: Iterable[Iterable[str]], *notes: str) -> str:
+    """A table, whose first column is text and the others are numbers; and sentences below it."""
     header = [*header]
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{table}\n\n{' '.join(note for note in notes if note)}\n"
 
 
 def pivot(
@@ -21,19 +22,14 @@ def pivot(
     groups: Mapping[str, Any],
     columns: Iterable,
     cell: Callable[[Any, Any], str | None],
-    titles: Mapping[Any, str] | None = None,
+    *notes: str,
 ) -> str:
     """A table with a line for each group and a column for each name; a cell that is None or empty
-    is a dash. `titles` names columns that have another title than `label` gives them.
+    is a dash. Columns are names, of which `label` makes titles, or {name: title}.
     """
-    columns = list(columns)
-    body = [[name, *(cell(group, x) or "-" for x in columns)] for name, group in groups.items()]
-    return markdown([title, *((titles or {}).get(x) or label(x) for x in columns)], body)
-
-
-def ended(table: str, *notes: str) -> str:
-    """A table and the sentences below it."""
-    return f"{table}\n\n{' '.join(note for note in notes if note)}\n"
+    titles = columns if isinstance(columns, Mapping) else {x: label(x) for x in columns}
+    body = [[name, *(cell(group, x) or "-" for x in titles)] for name, group in groups.items()]
+    return markdown([title, *titles.values()], body, *notes)
 
 
 def where(row: Row) -> str:

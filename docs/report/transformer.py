@@ -3,7 +3,7 @@
 from functools import partial
 from statistics import geometric_mean
 
-from docs.report.tables import ended, markdown, pivot, provenance, rate, source
+from docs.report.tables import markdown, pivot, provenance, rate, source
 from flash_versions.bench.results import (
     Document,
     any_row,
@@ -36,11 +36,8 @@ def processes(document: Document) -> str:
         return compared(rates.get(gpus), gpus != sizes[0] and rates.get(sizes[0]), "{:,.0f}")
 
     titles = {n: f"{n} GPU{'s' * (n > 1)}" for n in sizes}
-    return ended(
-        pivot("tokens per second", groups, sizes, cell, titles),
-        "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median.",
-        source(document, "processes"),
-    )
+    note = "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median."
+    return pivot("tokens per second", groups, titles, cell, note, source(document, "processes"))
 
 
 def grpo_step(document: Document) -> str:
@@ -55,12 +52,10 @@ def grpo_step(document: Document) -> str:
     def cell(best: dict, name: str) -> str | None:
         return compared(best.get(name), name != "ours" and best["ours"], times="{:.1f}")
 
-    titles = {"TRL-bf16": "TRL, weights in bf16"}
-    return ended(
-        pivot("seconds (times ours)", groups, ("ours", "TRL", "TRL-bf16"), cell, titles),
-        "64 problems, 16 answers each, on one GPU.",
-        source(document, "grpo step", "trl", "transformers"),
-    )
+    titles = {"ours": "ours", "TRL": "TRL", "TRL-bf16": "TRL, weights in bf16"}
+    note = "64 problems, 16 answers each, on one GPU."
+    about = source(document, "grpo step", "trl", "transformers")
+    return pivot("seconds (times ours)", groups, titles, cell, note, about)
 
 
 def training_step(document: Document) -> str:
@@ -83,8 +78,8 @@ def training_step(document: Document) -> str:
         return compared(rate_at(name), name != base and rate_at(base), "{:,.0f}")
 
     groups = lines(document, "training step", lambda row: f"{row['length']:,}", by="contestant")
-    table = pivot("tokens per second; tokens of a row", groups, titles, cell, titles)
-    return ended(table, source(document, "training step"))
+    title, about = "tokens per second; tokens of a row", source(document, "training step")
+    return pivot(title, groups, titles, cell, about)
 
 
 def trainers(document: Document) -> str:
@@ -94,10 +89,9 @@ def trainers(document: Document) -> str:
         ours, other = (rows.get(x, {}).get("seconds") for x in ("fv_auto", "sdpa"))
         if ours and other:
             body.append([integration, f"{ours:.3f}", f"{other:.3f}", f"{other / ours:.2f}"])
-    return ended(
-        markdown(["seconds of a step", "ours", "torch's attention", "torch's / ours"], body),
-        source(document, "trainers", "transformers", "trl", "peft", "accelerate"),
-    )
+    header = ["seconds of a step", "ours", "torch's attention", "torch's / ours"]
+    about = source(document, "trainers", "transformers", "trl", "peft", "accelerate")
+    return markdown(header, body, about)
 
 
 def products(document: Document, suite: str, base: str) -> str:
@@ -106,18 +100,19 @@ def products(document: Document, suite: str, base: str) -> str:
         document, suite, lambda row: f"{row['shape']}: {row['M']} x {row['K']} x {row['N']}"
     )
     everyone = [*dict.fromkeys(name for group in groups.values() for name in group)]
-    last = ["geometric mean"]
-    for name in everyone:
-        found = [ratio(group, name, base) for group in groups.values()]
-        ratios = [x for x in found if x and name.startswith("ours")]
-        last.append(f"{geometric_mean(ratios):.2f} x" if ratios else "")
 
     def cell(group: dict, name: str) -> str | None:
         return rate(group, name, base if name.startswith("ours") else None)
 
-    table = pivot(f"TFLOP/s of the product (ratio to {base})", groups, everyone, cell)
-    means = f"\n| {' | '.join(last)} |"
-    return ended(table + means, "Rows x inputs x outputs.", provenance(document, suite))
+    body = [[name, *(cell(group, x) or "-" for x in everyone)] for name, group in groups.items()]
+    last = ["geometric mean"]
+    for name in everyone:
+        ratios = [x for group in groups.values() if (x := ratio(group, name, base))]
+        ours = name.startswith("ours") and ratios
+        last.append(f"{geometric_mean(ratios):.2f} x" if ours else "")
+    header = [f"TFLOP/s of the product (ratio to {base})", *everyone]
+    about = provenance(document, suite)
+    return markdown(header, [*body, last], "Rows x inputs x outputs.", about)
 
 
 def rounding(document: Document) -> str:
@@ -128,7 +123,7 @@ def rounding(document: Document) -> str:
     ]
     header = ["difference, outputs of a size of 64", "root mean square", "largest", "1 and more"]
     about = source(document, "norm gemm numerics")
-    return ended(markdown(header, body), "4096 x 4096 outputs in bf16.", about)
+    return markdown(header, body, "4096 x 4096 outputs in bf16.", about)
 
 
 def generation(document: Document) -> str:
@@ -163,20 +158,16 @@ def generation(document: Document) -> str:
                 cells.append(one or "-")
             body.append(cells)
     header = ["model", "tokens/s", "ms a step", "of the bandwidth bound", *map(titles.get, known)]
-    about, commit = (
-        source(document, "generate", "transformers"),
-        document["suites"]["generate"]["commit"],
-    )
+    about = source(document, "generate", "transformers")
     rows = [
         row for row in rows_of(document, "generate") if tuple(row[key] for key in keys) in found
     ]
-    earlier = {
-        (row["date"], row["commit"][:7]) for row in rows if row.get("commit", commit) != commit
-    }
+    latest = document["suites"]["generate"]["commit"]
+    earlier = {(row["date"], row["commit"]) for row in rows if row.get("commit", latest) != latest}
     if earlier:
-        dates = [f"{date} (commit {commit})" for date, commit in sorted(earlier)]
+        dates = [f"{date} (commit {commit[:7]})" for date, commit in sorted(earlier)]
         about = f"{about[:-1]}; some rows are of {' and '.join(dates)}."
-    return ended(markdown(header, body), "bf16, greedy.", about)
+    return markdown(header, body, "bf16, greedy.", about)
 
 
 def shipped_models(document: Document) -> str:
@@ -196,8 +187,8 @@ def shipped_models(document: Document) -> str:
         return f"{rows[column]['right']:.1%}" if column in rows else None
 
     columns = ("questions", *models, "wanted")
-    table = pivot("right replies to", found, columns, cell)
-    return ended(table, "Greedy.", source(document, "shipped models").removeprefix("none, "))
+    about = source(document, "shipped models").removeprefix("none, ")
+    return pivot("right replies to", found, columns, cell, "Greedy.", about)
 
 
 TABLES = {

@@ -1,6 +1,6 @@
 """The README's sentence with a rate, its table of what each version is worth, and tiles."""
 
-from docs.report.tables import ended, markdown, rate, source, where
+from docs.report.tables import markdown, rate, source, where
 from flash_versions import VERSIONS
 from flash_versions.bench.results import Document, label, lines, ratio
 
@@ -42,14 +42,13 @@ def steps(document: Document) -> str:
         before = name
     for name in PEERS:
         body.append([label(name), "", "", *(rate(group, name) or "-" for group in groups)])
-    about = "version", "what the version before wastes", "idea"
-    return ended(
-        markdown([*about, "forward, TFLOP/s", "backward, TFLOP/s"], body),
-        "Causal, bf16, (batch, tokens, heads, head_dim) = (2, 8192, 16, 128); M queries, N keys; "
-        "masked products are not counted.",
-        f"Forward: {source(document, 'table', 'flash-attn-4')}",
-        f"Backward: {source(document, 'backward', 'flash-attn-4')}",
-    )
+    header = [
+        "version", "what the version before wastes", "idea", "forward, TFLOP/s", "backward, TFLOP/s"
+    ]  # fmt: skip
+    note = "Causal, bf16, (batch, tokens, heads, head_dim) = (2, 8192, 16, 128); M queries, N keys;"
+    note += " masked products are not counted."
+    forward, backward = (source(document, x, "flash-attn-4") for x in ("table", "backward"))
+    return markdown(header, body, note, f"Forward: {forward}", f"Backward: {backward}")
 
 
 def switched_off(document: Document) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import triton
 
-from flash_versions.bench.files import write
 from flash_versions.bench.peers import LIBRARIES, installed_version
+from flash_versions.files import write
 
 SCHEMA = 1
 PACKAGE = Path(__file__).parents[1]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from flash_versions.bench.suites import BACKWARD_FLOPS, Competitor, Shape, Tensors, competitors
+from flash_versions.bench.workers import Answer, reason, tell, work
 from flash_versions.versions.oracle.checks import check, check_fp8
 
 ROUNDS = 30
@@ -25,7 +26,7 @@ ENOUGH_MS, FEWEST_ROUNDS = 500.0, 3
 L2_FLUSH_BYTES = 256 * 2**20
 
 Launch = Callable[[], object]
-Mark = Callable[..., None]
+Note = Callable[[Any], object]  # told which competitor is about to run
 Prepare = Callable[[], Callable[[], Tensors]]
 Refuse = Callable[[Tensors], None]
 Name = TypeVar("Name", bound=Hashable)
@@ -35,8 +36,8 @@ class DeviceLostError(RuntimeError):
     """A kernel left the GPU unusable for this process."""
 
 
-def unmarked(version: str, reason: str | None = None) -> None:
-    """Do nothing: the `mark` of a measurement without a watchdog."""
+def unnoted(version: str) -> None:
+    """Do nothing: the `note` of a measurement that nobody watches."""
 
 
 def captured(prepare: Prepare) -> tuple[Launch, Tensors, float]:
@@ -67,12 +68,12 @@ def captured(prepare: Prepare) -> tuple[Launch, Tensors, float]:
 
 
 def timed(
-    calls: Mapping[Name, Launch], rounds: int, mark: Mark = unmarked
+    calls: Mapping[Name, Launch], rounds: int, note: Note = unnoted
 ) -> dict[Name, list[float]]:
     """Milliseconds of every round of each call. The calls take turns and find a cold L2 cache.
 
     Another one begins each round. A slow call stops early: see ENOUGH_MS. While a round is waited
-    for, the next is already queued, so that the GPU never idles; `mark` says for whom.
+    for, the next is already queued, so that the GPU never idles; `note` says for whom.
     """
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     times: dict[Name, list[float]] = {name: [] for name in calls}
@@ -95,14 +96,14 @@ def timed(
             queued.append((name, start, end))
         for name, start, end in before:
             if not end.query():
-                mark(name)
+                note(name)
             end.synchronize()
             times[name].append(start.elapsed_time(end))
     return {name: spent[WARM_UP:] for name, spent in times.items()}
 
 
 def in_graphs(
-    calls: Sequence[tuple[dict[str, Any], Prepare, Refuse]], rounds: int, mark: Mark = unmarked
+    calls: Sequence[tuple[dict[str, Any], Prepare, Refuse]], rounds: int, note: Note = unnoted
 ) -> list[dict[str, Any]]:
     """The rows of (row, what prepares the call, what refuses its results), with the times of the
     calls, in turns, each as a CUDA graph. What cannot run, or is wrong, has a `reason` and no time.
@@ -111,16 +112,16 @@ def in_graphs(
         calls: a row has a `version`, and `flops` or `bytes` if its rate is wanted; one that has a
             `reason` already is not tried.
         rounds: how often each call is timed.
-        mark: told what is about to run, so that a watchdog can end this process if it hangs.
+        note: told what is about to run, so that another process can end this one if it hangs.
 
     Raises:
-        DeviceLostError: a call left the GPU unusable; `mark` was told which.
+        DeviceLostError: a call left the GPU unusable; `note` was told which.
     """
     rows, replays = [row for row, *_ in calls], dict[int, Launch]()
     for number, (row, prepare, refuse) in enumerate(calls):
-        mark(row["version"])
         if "reason" in row:
             continue
+        note(row["version"])
         try:
             replay, results, peak = captured(prepare)
             refuse(results)
@@ -129,8 +130,8 @@ def in_graphs(
             del results
         except Exception as error:  # whatever a library raises, the others are measured
             row["reason"] = reason(error)
-            ensure_usable(row["version"], row["reason"], mark)
-    for number, times in timed(replays, rounds, lambda x: mark(rows[x]["version"])).items():
+            ensure_usable(row["version"], row["reason"])
+    for number, times in timed(replays, rounds, lambda x: note(rows[x]["version"])).items():
         found = statistics.quantiles(times, n=10, method="inclusive")
         row, p50 = rows[number], found[4]
         row |= {"ms_p20": found[1], "ms_p50": p50, "ms_p80": found[7], "rounds": len(times)}
@@ -144,7 +145,7 @@ def measure(
     suite: str,
     shape: Shape,
     rounds: int,
-    mark: Mark = unmarked,
+    note: Note = unnoted,
     lost: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of one shape, one for each competitor; see `in_graphs`.
@@ -153,7 +154,7 @@ def measure(
         suite: a name in SUITES.
         shape: one of its shapes.
         rounds: how often each competitor is timed.
-        mark: told what is about to run.
+        note: told what is about to run.
         lost: competitors not to try again, with the reason.
     """
     torch.manual_seed(0)
@@ -167,10 +168,10 @@ def measure(
         elif suite == "decode":
             row["bytes"] = shape.kv_bytes
         elif suite != "quantize":
-            row["flops"] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
+            row["flops"] = shape.flops() * (BACKWARD_FLOPS if is_backward else 1)
         refuse = partial(verify, one, shape, inputs, row)
         calls.append((row, partial(one.backward if is_backward else one.forward, *inputs), refuse))
-    return in_graphs(calls, rounds, mark)
+    return in_graphs(calls, rounds, note)
 
 
 def verify(
@@ -186,8 +187,7 @@ def verify(
     elif one.precision == "fp8":
         check_fp8(results[0], shape.causal, shape.D**-0.5, one.given(q, k, v))
     else:
-        length = one.lengths[0] if one.lengths else shape.M
-        check(results, length, shape.causal, *inputs)
+        check(results, shape.M, shape.causal, *inputs)
 
 
 def nbytes(tensors: Tensors) -> int:
@@ -196,21 +196,13 @@ def nbytes(tensors: Tensors) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def reason(error: Exception) -> str:
-    """The first line of an error, after its name where it is not one of ours."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    known = isinstance(error, ValueError | ArithmeticError | MemoryError)
-    return line if known and line else f"{type(error).__name__}: {line}"
-
-
-def ensure_usable(name: str, why: str, mark: Mark) -> None:
+def ensure_usable(name: str, why: str) -> None:
     """Raise DeviceLostError if the error that was just caught has taken the CUDA context along."""
     with suppress(RuntimeError):  # what is reported once only does no more harm
         torch.cuda.synchronize()
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        mark(name, why)
         raise DeviceLostError(f"{name} left the GPU unusable: {why}") from error
 
 
@@ -240,3 +232,20 @@ def copy_bandwidth(rounds: int, device: str = "cuda") -> float:
     else:
         times = [host_time(copy, rounds) / 1e3]
     return 2 * source.nbytes / statistics.median(times) / 1e9
+
+
+def answer(
+    rounds: int,
+    suite: str | None = None,
+    shape: Mapping[str, Any] | None = None,
+    lost: Mapping[str, str] | None = None,
+    note: Note = unnoted,
+) -> Answer:
+    """The rows of a shape, given by its fields; without one, the bandwidth of a copy."""
+    if suite is None or shape is None:
+        return {"copy_tb_per_s": copy_bandwidth(rounds)}
+    return {"rows": measure(suite, Shape(**shape), rounds, note, lost)}
+
+
+if __name__ == "__main__":
+    work(partial(answer, note=lambda version: tell({"running": version})))

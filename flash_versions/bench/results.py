@@ -1,7 +1,7 @@
 """Read the committed results, and look up rows in them.
 
 The folders of docs/results say what was measured. They hold JSON documents of `bench`, of
-`accuracy`, of tests/benchmarks and of a trace; `report` makes tables of them, `plot` figures.
+tests/benchmarks and of a trace; `report` makes tables of them, `plot` figures.
 """
 
 import json
@@ -23,8 +23,8 @@ Document = dict[str, Any]
 
 
 def merged(measured: Iterable[dict[str, Any]]) -> Document:
-    """What was measured at several times as one document: by `bench`, whose rows name their suite;
-    by `accuracy`, whose rows do not; and a trace, which has programs in the place of rows.
+    """What was measured at several times as one document: rows, which name their suite, and a
+    trace, which has programs in the place of rows.
 
     Raises:
         ValueError: a suite, or the trace, is in two of them, and there is no telling which counts.
@@ -36,15 +36,14 @@ def merged(measured: Iterable[dict[str, Any]]) -> Document:
         if "programs" in document:
             traces.append(document)
             continue
-        found = [{"suite": "accuracy", **row} for row in document["rows"]]
-        for suite in dict.fromkeys(row["suite"] for row in found):
+        for suite in dict.fromkeys(row["suite"] for row in document["rows"]):
             if suite in about:
                 raise ValueError(
                     f"suite {suite!r} is in two files of results, of commits "
                     f"{about[suite]['commit']} and {document['commit']}; remove its rows from one."
                 )
             about[suite] = {key: value for key, value in document.items() if key != "rows"}
-        rows += found
+        rows += document["rows"]
     if len(traces) > 1:
         commits = " and ".join(str(trace.get("commit")) for trace in traces)
         raise ValueError(f"there are {len(traces)} traces, of commits {commits}; keep one.")

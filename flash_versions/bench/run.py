@@ -8,9 +8,7 @@ continued if commit, sources, machine and protocol are the same. Nothing here dr
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,17 +18,10 @@ import torch
 
 from flash_versions import VERSIONS
 from flash_versions.bench.document import Document, new_document, save
-from flash_versions.bench.files import Mark
-from flash_versions.bench.measure import (
-    ENOUGH_MS,
-    L2_FLUSH_BYTES,
-    ROUNDS,
-    DeviceLostError,
-    copy_bandwidth,
-    measure,
-)
+from flash_versions.bench.measure import ENOUGH_MS, L2_FLUSH_BYTES, ROUNDS, answer
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.suites import ABOUT, SUITES, Shape, competitors
+from flash_versions.bench.workers import Answer, Worker
 from flash_versions.dispatch.extras import progress_bar
 from flash_versions.files import regular_file
 
@@ -90,11 +81,6 @@ def groups(suites: Iterable[str]) -> list[Group]:
     return [(suite, shape) for suite in suites for shape in SUITES[suite]]
 
 
-def place(group: Group) -> dict[str, Any]:
-    """The fields that the rows of a group have in common."""
-    return {"suite": group[0], **asdict(group[1])}
-
-
 def group_of(row: dict[str, Any]) -> Group:
     """The group of a row."""
     return row["suite"], Shape(**{key: row[key] for key in Shape.__dataclass_fields__})
@@ -105,49 +91,81 @@ def rows_at(document: Document, group: Group) -> Rows:
     return [row for row in document["rows"] if group_of(row) == group]
 
 
-def expected(group: Group) -> list[str]:
-    """Names that a complete group has rows of; an ablation without variants has none."""
-    names = [one.name for one in competitors(*group)]
-    return [] if set(names) <= set(PEERS) else names
+class Bench:
+    """Measures in a process of its own, and goes on without what hangs or crashes.
+
+    Attributes:
+        rounds: how often each competitor is timed.
+        seconds: after which one that says nothing is left out; 0: measure in this process.
+    """
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self.rounds, self.seconds = rounds, seconds
+        self.worker: Worker | None = None
+
+    def ask(
+        self,
+        suite: str | None = None,
+        shape: dict[str, Any] | None = None,
+        lost: dict[str, str] | None = None,
+    ) -> Answer:
+        """What `measure.answer` says, without those that are lost, to whom may be added.
+
+        Raises:
+            RuntimeError: the process ended, and it is no competitor's fault.
+        """
+        lost = {} if lost is None else lost
+        while self.seconds:
+            self.worker = self.worker or Worker("flash_versions.bench.measure")
+            running: list[str] = []
+            task = self.rounds, suite, shape, lost
+            found = self.worker.ask(task, self.seconds, running.append)
+            if "why" not in found:
+                return found
+            self.end()
+            if not running:
+                raise RuntimeError(found["why"])
+            lost[running[-1]] = found["why"]
+            say(f"{running[-1]} is left out of this shape: {found['why']}")
+        return answer(self.rounds, suite, shape, lost)
+
+    def end(self) -> None:
+        """End the process."""
+        if self.worker is not None:
+            self.worker.end()
+        self.worker = None
 
 
-def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = False) -> None:
+def run(path: Path, suites: list[str], bench: Bench, quiet: bool = False) -> None:
     """Measure what `path` does not have yet of the suites, and write it there after every shape;
     say so unless `quiet`.
     """
-    mark(None)
-    document = continued(path, new_document(protocol=protocol(rounds)))
+    document = continued(path, new_document(protocol=protocol(bench.rounds)))
     save_sorted(document, path)
     wanted = groups(suites)
     there = {group: rows_at(document, group) for group in wanted}
-    todo = [x for x in wanted if set(expected(x)) - {row["version"] for row in there[x]}]
+    competing = {group: {one.name for one in competitors(*group)} for group in wanted}
+    todo = [x for x in wanted if competing[x] - {row["version"] for row in there[x]}]
     if not quiet:
         say(f"{len(wanted) - len(todo)} of {len(wanted)} are there already")
     if "copy_tb_per_s" not in document:
-        document["copy_tb_per_s"] = copy_bandwidth(rounds)
-    began = time.monotonic()
+        document |= bench.ask()
     bar = progress_bar(len(todo), "shape", quiet)
     for number, group in enumerate(todo, 1):
         suite, shape = group
-        mark.place = place(group)
-        mark(None)
-        started, before = time.monotonic(), there[group]
+        before = there[group]
         lost = {row["version"]: row["reason"] for row in before if "reason" in row}
-        rows = measure(suite, shape, rounds, mark, lost)
+        rows = bench.ask(suite, asdict(shape), lost=lost)["rows"]
         document["rows"] = [row for row in document["rows"] if row not in before] + rows
         save_sorted(document, path)
-        now = time.monotonic()
-        left = (now - began) / number * (len(todo) - number)
         line = f"[{number}/{len(todo)}] {suite} {shape}: {summary(rows)}"
         if bar is not None:
             bar.write(line, file=sys.stderr)
             bar.update()
         elif not quiet:
-            spent = f"{now - started:.1f} s; {now - began:.0f} s in all"
-            say(f"{line}  ({spent}, about {left:.0f} s left)")
+            say(line)
     if bar is not None:
         bar.close()
-    mark.clear()
 
 
 def summary(rows: Rows) -> str:
@@ -160,30 +178,6 @@ def summary(rows: Rows) -> str:
         if "reason" in row:
             found.append(f"{row['version']} - ({row['reason'][:60]})")
     return ", ".join(found)
-
-
-def lose(path: Path, lost: dict[str, Any]) -> None:
-    """Write a marked competitor and its reason into the document; it is not tried again."""
-    document = json.loads(path.read_text())
-    row = lost["place"] | {"version": lost["version"], "reason": lost["reason"]}
-    same = [x for x in rows_at(document, group_of(row)) if x["version"] == row["version"]]
-    document["rows"] = [x for x in document["rows"] if x not in same] + [row]
-    save_sorted(document, path)
-
-
-def supervise(command: list[str], path: Path, mark: Mark) -> int:
-    """Run the measuring process again until all is measured or lost; returns the exit code."""
-    while True:
-        mark.clear()
-        code = subprocess.call(command)
-        last = mark.read()
-        if code == 0 or last is None:
-            return code
-        if last["version"] is None:
-            say(f"error: the measuring process ended with code {code}")
-            return 1
-        say(f"{last['version']} is left out of this shape: {last['reason']}")
-        lose(path, last)
 
 
 def catalogue() -> str:
@@ -224,7 +218,6 @@ def parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=TIMEOUT, help=hung)
     add("--list", action="store_true", help="say what there is to measure, and stop")
     add("--quiet", action="store_true", help="say nothing but warnings and errors")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
     return made
 
 
@@ -241,31 +234,20 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         say("error: no GPU found; the seconds of simulated kernels mean nothing")
         return 2
-    watched = options.timeout if options.worker else 0
-    mark, code = Mark(options.out.with_name(f"{options.out.name}.running"), watched), 0
     if options.fresh:
         set_aside(options.out, "--fresh")
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.rounds, options.timeout)
     try:
-        if options.worker or options.timeout == 0:
-            run(options.out, suites, options.rounds, mark, options.quiet)
-        else:
-            worker = ["--worker", "--suite", *suites, "--out", str(options.out)]
-            worker += ["--rounds", str(options.rounds), "--timeout", str(options.timeout)]
-            worker += ["--quiet"] * options.quiet
-            command = [sys.executable, "-m", "flash_versions.bench", *worker]
-            code = supervise(command, options.out, mark)
-            mark.clear()
+        run(options.out, suites, bench, options.quiet)
     except KeyboardInterrupt:
-        mark.clear()
-        if not options.worker:  # its parent says so
-            say(f"stopped; the same command goes on from what {options.out} has")
+        say(f"stopped; the same command goes on from what {options.out} has")
         return 130
-    except DeviceLostError as error:
+    except RuntimeError as error:
         say(f"error: {error}")
-        return 3
-    if options.worker:
-        return 0
-    if code == 0 and not options.quiet:
+        return 1
+    finally:
+        bench.end()
+    if not options.quiet:
         say(f"wrote {options.out}")
-    return code
+    return 0

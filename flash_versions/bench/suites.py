@@ -8,7 +8,6 @@ in the place of two).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -62,12 +61,9 @@ class Shape:
         k, v = (make(self.B, self.N, self.Hkv, self.D) for _ in range(2))
         return q, k, v, do
 
-    def flops(self, lengths: Sequence[int] | None = None) -> float:
-        """Multiplications and additions of the two matrix products of a forward; `lengths` of
-        packed sequences in the place of the shape's rows.
-        """
-        pairs = self.B * self.M * self.N if lengths is None else sum(n * n for n in lengths)
-        return 4 * self.H * pairs * self.D * (0.5 if self.causal else 1.0)
+    def flops(self) -> float:
+        """Multiplications and additions of the two matrix products of a forward."""
+        return 4 * self.B * self.H * self.M * self.N * self.D * (0.5 if self.causal else 1.0)
 
     @property
     def kv_bytes(self) -> int:
@@ -112,8 +108,6 @@ SUITES = {
         for B in batches
     ],
     "ablation backward": table((4096, 16384), (128, 64)),
-    "packed": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
-    "packed backward": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
     "quick": [
         prefill(4096, 128, False),
         prefill(4096, 128, True),
@@ -131,11 +125,10 @@ ABOUT = {
     "backward": "gradients, the shapes of the table from 1k on",
     "ablation backward": "gradients, a version against itself with one thing changed",
     "decode": "one query, grouped heads, a long cache or many sequences",
-    "packed": "forward, 64 sequences of different lengths in one tensor",
-    "packed backward": "gradients of the same",
     "quick": "forward, a few shapes of the table, under a minute",
 }
 
+FIRST_TO_SPLIT = "fa2"  # the first version that splits the keys of a decoding step
 FIRST_TO_ADD = "fa3"  # the version whose gradients programs add up in any order, unless told not to
 
 
@@ -146,7 +139,6 @@ class Competitor:
     Attributes:
         name: unique among those of a shape.
         function: what is called.
-        lengths: of packed sequences; None: rows of the shape.
         of: in an ablation, the version, and `variant` what is changed in it, "" for nothing.
         precision: "bf16", or "fp8".
         prepare: makes of q, k, v what the function takes, before anything is timed: tensors in
@@ -157,7 +149,6 @@ class Competitor:
 
     name: str
     function: Function
-    lengths: tuple[int, ...] | None = None
     of: str | None = None
     variant: str = ""
     precision: str = "bf16"
@@ -209,9 +200,8 @@ def in_bf16(suite: str, shape: Shape) -> Iterator[Competitor]:
     """All versions, the first that splits a decoding step also without; of gradients those in
     order, too.
     """
-    split = first_to_split() if suite == "decode" else None
     for name in VERSIONS:
-        if name == split:
+        if suite == "decode" and name == FIRST_TO_SPLIT:
             yield Competitor(f"{name} unsplit", partial(attention, version=name, num_splits=1))
         yield Competitor(name, partial(attention, causal=shape.causal, version=name))
         if suite == "backward" and name == FIRST_TO_ADD:
@@ -299,16 +289,6 @@ def for_copy(q, k, v) -> Tensors:
     return source, torch.empty_like(source)
 
 
-def with_packed(shape: Shape) -> Iterator[Competitor]:
-    """Versions that take packed sequences: on the rectangle, and on the same rows cut elsewhere."""
-    lengths = ragged_lengths(shape)
-    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device())
-    for name, version in VERSIONS.items():
-        if takes(version, cu_seqlens_q=bounds, cu_seqlens_k=bounds):
-            yield Competitor(name, partial(attention, causal=shape.causal, version=name))
-            yield Competitor(f"{name} packed", partial(packed, name, bounds, shape.causal), lengths)
-
-
 # Suites in which others compete than all versions and peers in bf16: what makes them, the peers.
 OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]]] = {
     "ablation": (ablated, ("cudnn",)),
@@ -316,25 +296,7 @@ OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]
     "ablation fp8": (ablated_fp8, ("cudnn fp8",)),
     "fp8": (in_both_precisions, ("cudnn", "cudnn fp8")),
     "quantize": (quantizers, ()),
-    "packed": (with_packed, ("torch fa2", "cudnn")),
-    "packed backward": (with_packed, ("torch fa2", "cudnn")),
 }
-
-
-def first_to_split() -> str | None:
-    """The first version that can split the keys of a decoding step, whose lesson that is."""
-    return next((name for name, version in VERSIONS.items() if takes(version, num_splits=2)), None)
-
-
-def takes(version: Version, **asked: Any) -> bool:
-    """Whether a version supports an option."""
-    x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device())
-    return version.unsupported(Request(x, x, x, **asked)) is None
-
-
-def device() -> str:
-    """The device on which the versions run."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
@@ -345,19 +307,3 @@ def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
 def differentiable(version: Version, causal: bool, q, k, v) -> torch.Tensor:
     """o of a version that need not be one of VERSIONS, to be differentiated."""
     return run(version, make_request(q, k, v, causal=causal))[0]
-
-
-def ragged_lengths(shape: Shape) -> tuple[int, ...]:
-    """As many sequences as the shape has rows, with the same total: lengths from an eighth of the
-    mean to nearly twice it.
-    """
-    generator = torch.Generator().manual_seed(0)
-    share = 0.125 + 1.75 * torch.rand(shape.B, generator=generator)
-    ends = (share.cumsum(0) / share.sum() * shape.B * shape.N).round().long()
-    return tuple(ends.diff(prepend=torch.tensor([0])).tolist())
-
-
-def packed(version: str, bounds: torch.Tensor, causal: bool, q, k, v) -> torch.Tensor:
-    """A version on the rows of q, k, v one after another, cut into other sequences."""
-    rows = (x.flatten(0, 1) for x in (q, k, v))
-    return attention(*rows, causal=causal, cu_seqlens_q=bounds, version=version).view(q.shape)

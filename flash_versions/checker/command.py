@@ -6,7 +6,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flash_versions.bench.files import write
+from flash_versions.files import write
 
 Parser = argparse.ArgumentParser
 

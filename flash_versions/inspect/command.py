@@ -11,21 +11,18 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from triton.errors import TritonError
 
-from flash_versions.bench.files import write
 from flash_versions.dispatch.request import Request, make_request
+from flash_versions.files import write
 from flash_versions.inspect.compiled import (
     ARCHES,
     Compiled,
     compile_call,
     compiling,
-    find_forward,
-    find_version,
 )
 from flash_versions.inspect.sass import Event
 
@@ -34,7 +31,14 @@ __all__ = ["Compiled", "compile_call", "compiling", "main"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 READABLE = 24  # events of a loop
 SHOWN = ("summary", "ttgir", "ptx", "sass")
-LABELS = {
+ROWS = {
+    "num_warps": "warps",
+    "registers": "registers per thread",
+    "spill_stores": "spill stores, bytes",
+    "spill_loads": "spill loads, bytes",
+    "shared": "shared memory, bytes",
+}
+COUNTS = {  # of instructions
     "wgmma": "wgmma",
     "tcgen05": "tcgen05.mma",
     "mma_sync": "mma.sync",
@@ -53,33 +57,35 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m flash_versions.inspect",
         description="what the compiler makes of a version's kernels; needs no GPU",
     )
-    parser.add_argument("version", help="such as fa2")
+    add = parser.add_argument
+    add("version", help="such as fa2")
     known = ", ".join(f"{name} ({arch.example})" for name, arch in ARCHES.items())
-    parser.add_argument("--arch", default="sm_90", help=known)
-    parser.add_argument("--show", choices=SHOWN, default="summary")
-    parser.add_argument("--variant", metavar="NAME", help="the forward with one thing changed")
-    parser.add_argument("--backward", action="store_true", help="the backward's kernels, too")
-    parser.add_argument("--kernel", metavar="NAME", help="only this one, such as forward_kernel")
-    parser.add_argument("--json", action="store_true", help="JSON in the place of text")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write in the place of printing")
-    call = parser.add_argument_group("the call that is compiled")
-    call.add_argument("--batch", type=count, default=1)
-    call.add_argument("--length", type=count, default=4096, help="queries, and keys (4096)")
-    call.add_argument("--keys", type=count, help="keys, if not as many as queries")
-    call.add_argument("--heads", type=count, default=16, help="query heads (16)")
-    call.add_argument("--kv-heads", type=count, help="key heads, if not as many")
-    call.add_argument("--head-dim", type=count, default=128, help="(128)")
-    call.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    call.add_argument(
-        "--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first"
-    )
-    call.add_argument("--causal", action="store_true")
-    call.add_argument(
-        "--window", type=bound, nargs=2, metavar=("LEFT", "RIGHT"), help="keys seen; none: no bound"
-    )
-    call.add_argument("--softcap", type=float)
-    call.add_argument("--num-splits", type=count, help="ranges into which the keys are split")
-    return parser.parse_args(arguments)
+    add("--arch", default="sm_90", help=known)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--show", choices=SHOWN, default="summary")
+    shown.add_argument("--json", action="store_true", help="the summary as JSON")
+    add("--variant", metavar="NAME", help="the forward with one thing changed")
+    add("--backward", action="store_true", help="the backward's kernels, too")
+    add("--kernel", metavar="NAME", help="only this one, such as forward_kernel")
+    add("--out", type=Path, metavar="FILE", help="write in the place of printing")
+    add = parser.add_argument_group("the call that is compiled").add_argument
+    add("--batch", type=count, default=1)
+    add("--length", type=count, default=4096, help="queries, and keys (4096)")
+    add("--keys", type=count, help="keys, if not as many as queries")
+    add("--heads", type=count, default=16, help="query heads (16)")
+    add("--kv-heads", type=count, help="key heads, if not as many")
+    add("--head-dim", type=count, default=128, help="(128)")
+    add("--dtype", choices=DTYPES, default="bfloat16")
+    add("--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first")
+    add("--causal", action="store_true")
+    window = "keys seen; none: no bound"
+    add("--window", type=bound, nargs=2, metavar=("LEFT", "RIGHT"), help=window)
+    add("--softcap", type=float)
+    add("--num-splits", type=count, help="ranges into which the keys are split")
+    options = parser.parse_args(arguments)
+    options.keys = options.keys or options.length
+    options.kv_heads = options.kv_heads or options.heads
+    return options
 
 
 def count(text: str) -> int:
@@ -101,29 +107,23 @@ def bound(text: str) -> int | None:
 
 def request_of(options: argparse.Namespace) -> Request:
     """The call that the options describe, on uninitialised tensors; ValueError if there is none."""
-    keys, kv_heads = options.keys or options.length, options.kv_heads or options.heads
-    dtype = DTYPES[options.dtype]
-    q = torch.empty(options.batch, options.length, options.heads, options.head_dim, dtype=dtype)
-    k = torch.empty(options.batch, keys, kv_heads, options.head_dim, dtype=dtype)
-    return make_request(
-        q,
-        k,
-        k,
-        causal=options.causal,
-        window=options.window and tuple(options.window),
-        softcap=options.softcap,
-        num_splits=options.num_splits,
-        precision=options.precision,
+    q, k = (
+        torch.empty(options.batch, n, heads, options.head_dim, dtype=DTYPES[options.dtype])
+        for n, heads in ((options.length, options.heads), (options.keys, options.kv_heads))
     )
+    return make_request(
+        q, k, k, causal=options.causal, window=options.window and tuple(options.window),
+        softcap=options.softcap, num_splits=options.num_splits, precision=options.precision,
+    )  # fmt: skip
 
 
 def described(options: argparse.Namespace) -> str:
     """The call in words."""
-    keys, kv_heads = options.keys or options.length, options.kv_heads or options.heads
+    on = f" on {options.kv_heads}" if options.kv_heads != options.heads else ""
     words = [
         f"batch {options.batch}",
-        f"{options.length} queries, {keys} keys",
-        f"{options.heads} heads" + (f" on {kv_heads}" if kv_heads != options.heads else ""),
+        f"{options.length} queries, {options.keys} keys",
+        f"{options.heads} heads{on}",
         f"head_dim {options.head_dim}",
         options.dtype,
         "causal" if options.causal else "full",
@@ -136,30 +136,25 @@ def described(options: argparse.Namespace) -> str:
 
 def table(kernels: list[Compiled]) -> str:
     """The summaries of kernels side by side."""
-    rows: list[tuple[str, list[Any]]] = [
-        ("warps", [kernel.num_warps for kernel in kernels]),
-        ("registers per thread", [kernel.registers for kernel in kernels]),
-        ("spill stores, bytes", [kernel.assembly.spill_stores for kernel in kernels]),
-        ("spill loads, bytes", [kernel.assembly.spill_loads for kernel in kernels]),
-        ("shared memory, bytes", [kernel.shared for kernel in kernels]),
-        ("serialised wgmma", [len(kernel.serialised) for kernel in kernels]),
-    ]
-    for name, label in LABELS.items():
-        if any(kernel.counts[name] for kernel in kernels):
-            rows.append((label, [kernel.counts[name] for kernel in kernels]))
-    rows.append(("SASS instructions", [kernel.opcodes.total() for kernel in kernels]))
-    texts = [
-        ("", [kernel.kernel for kernel in kernels]),
-        ("from", [kernel.module.removeprefix("flash_versions.versions.") for kernel in kernels]),
-    ]
-    texts += [(label, [f"{value:,}" for value in values]) for label, values in rows]
-    widths = [max(len(values[i]) for _, values in texts) for i in range(len(kernels))]
-    left = max(len(label) for label, _ in texts)
+    lines: dict[str, list[str]] = {
+        "": [kernel.kernel for kernel in kernels],
+        "from": [kernel.module.removeprefix("flash_versions.versions.") for kernel in kernels],
+    }
+    found = [kernel.summary() for kernel in kernels]
+    for name, label in ROWS.items():
+        lines[label] = [f"{row[name]:,}" for row in found]
+    lines["serialised wgmma"] = [str(len(row["serialised"])) for row in found]
+    for name, label in COUNTS.items():
+        if any(row["counts"][name] for row in found):
+            lines[label] = [f"{row['counts'][name]:,}" for row in found]
+    lines["SASS instructions"] = [f"{row['instructions']:,}" for row in found]
+    widths = [max(map(len, column)) for column in zip(*lines.values())]
+    left = max(map(len, lines))
     return "".join(
         f"{label:<{left}}"
         + "".join(f"  {value:>{width}}" for value, width in zip(values, widths))
         + "\n"
-        for label, values in texts
+        for label, values in lines.items()
     )
 
 
@@ -198,24 +193,14 @@ def remarks(kernel: Compiled) -> str:
 
 def report(options: argparse.Namespace, kernels: list[Compiled]) -> str:
     """What the command prints."""
-    name = options.version + (f", variant {options.variant}" if options.variant else "")
-    title = f"{name} for {options.arch}, Triton {triton.__version__}: {described(options)}"
+    call = described(options)
     if options.json:
-        call = {
-            "version": options.version,
-            "variant": options.variant,
-            "arch": options.arch,
-            "triton": triton.__version__,
-            "call": described(options),
-        }
-        if options.show == "summary":
-            rows = [kernel.summary() for kernel in kernels]
-        else:
-            rows = [
-                {"kernel": kernel.kernel, options.show: getattr(kernel, options.show)}
-                for kernel in kernels
-            ]
-        return json.dumps(call | {"kernels": rows}, indent=1) + "\n"
+        asked = {"version": options.version, "variant": options.variant, "arch": options.arch}
+        asked |= {"triton": triton.__version__, "call": call}
+        rows = [kernel.summary() for kernel in kernels]
+        return json.dumps(asked | {"kernels": rows}, indent=1) + "\n"
+    name = options.version + (f", variant {options.variant}" if options.variant else "")
+    title = f"{name} for {options.arch}, Triton {triton.__version__}: {call}"
     if options.show == "summary":
         return f"{title}\n\n{table(kernels)}" + "".join(remarks(kernel) for kernel in kernels)
     return "\n".join(
@@ -233,37 +218,20 @@ def selected(kernels: list[Compiled], name: str | None) -> list[Compiled]:
     return chosen
 
 
-def write_out(path: Path, text: str) -> None:
-    """Write a file, or leave the one that is there as it was."""
-    try:
-        write(path, text)
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}.") from None
-    sys.stderr.write(f"wrote {path}\n")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Compile and print; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_arguments(arguments)
     try:
-        find_forward(find_version(options.version), options.variant, options.precision)
-        if options.arch not in ARCHES:
-            raise ValueError(f"arch={options.arch!r} is unknown; there are {', '.join(ARCHES)}.")
         request = request_of(options)
-        kernels = compile_call(
-            options.version,
-            request,
-            options.arch,
-            variant=options.variant,
-            backward=options.backward,
-        )
+        asked = {"variant": options.variant, "backward": options.backward}
+        kernels = compile_call(options.version, request, options.arch, **asked)
         text = report(options, selected(kernels, options.kernel))
         if options.out is None:
             sys.stdout.write(text)
             sys.stdout.flush()
         else:
-            write_out(options.out, text)
+            write(options.out, text)
+            sys.stderr.write(f"wrote {options.out}\n")
     except BrokenPipeError:  # the reader has seen enough
         sys.stderr.close()
         return 1
@@ -272,7 +240,10 @@ def main(arguments: list[str] | None = None) -> int:
         said = lines[-1] if lines else type(error).__name__
         sys.stderr.write(f"error: {options.version} does not compile for {options.arch}: {said}\n")
         return 1
-    except (ValueError, RuntimeError, OSError) as error:
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
+        return 2
+    except (ValueError, RuntimeError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
+from triton.backends.nvidia.driver import CudaDriver
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
@@ -26,7 +26,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Forward, Version
 from flash_versions.inspect.roles import Role, find_roles
-from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse, resources
+from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.from_file import load_version
@@ -72,12 +72,16 @@ class Assembly:
     """What ptxas says about a kernel.
 
     Attributes:
+        registers: of a thread; of a kernel with setmaxnreg those at its start.
+        stack: bytes, where spilled registers go.
         spill_stores: bytes of registers written to local memory, and read back as `spill_loads`:
             counted once, however often the instruction runs.
         serialised: the warnings that wgmma instructions run one after the other.
         injected: the messages that ptxas put in a wait, or the like, where the source has none.
     """
 
+    registers: int
+    stack: int
     spill_stores: int
     spill_loads: int
     serialised: tuple[str, ...]
@@ -86,13 +90,19 @@ class Assembly:
     @classmethod
     def of_log(cls, log: str) -> "Assembly":
         """Read from the output of `ptxas -v`; a kernel's functions are added up."""
-        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-        if not spills:
+        used = re.search(r"Used (\d+) registers", log)
+        sizes = re.findall(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
+        )
+        if used is None or not sizes:
             raise RuntimeError(f"ptxas does not tell what the kernel spills: {log.strip()!r}.")
+        stack, stores, loads = (sum(map(int, column)) for column in zip(*sizes))
         messages = re.findall(r"\(C75\d\d\).*", log)
         return cls(
-            sum(int(stores) for stores, _ in spills),
-            sum(int(loads) for _, loads in spills),
+            int(used[1]),
+            stack,
+            stores,
+            loads,
             tuple(message for message in messages if "serialized" in message),
             tuple(message for message in messages if "injected" in message),
         )
@@ -139,20 +149,15 @@ class Compiled:
         """Bytes of shared memory."""
         return self.code.metadata.shared
 
-    @cached_property
-    def usage(self) -> tuple[int, int]:
-        """Registers per thread (of a kernel with setmaxnreg: at its start), bytes of stack."""
-        return resources(self.code.asm["cubin"])
-
     @property
     def registers(self) -> int:
         """Registers per thread."""
-        return self.usage[0]
+        return self.assembly.registers
 
     @property
     def stack(self) -> int:
         """Bytes of stack: registers that were spilled."""
-        return self.usage[1]
+        return self.assembly.stack
 
     @property
     def roles(self) -> list[Role]:
@@ -220,8 +225,10 @@ class Compiled:
         }
 
 
-class CompileDriver(DriverBase):
-    """A CUDA driver of a given compute capability that can compile for it and never launch."""
+class CompileDriver(CudaDriver):
+    """A CUDA driver of a given compute capability that can compile for it and never launch, on a
+    machine without a GPU, too: it loads nothing of CUDA.
+    """
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -230,15 +237,6 @@ class CompileDriver(DriverBase):
         self.get_current_device = lambda: capability
         self.set_current_device = lambda device: None
 
-    @classmethod
-    def is_active(cls) -> bool:
-        """Asked where Triton chooses a driver by itself: never this one."""
-        return False
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        """Asked where a launch is built, of which there is none."""
-        return ty
-
     def get_current_target(self) -> GPUTarget:
         """What to compile for."""
         return GPUTarget("cuda", self.capability, 32)
@@ -246,10 +244,6 @@ class CompileDriver(DriverBase):
     def get_active_torch_device(self) -> torch.device:
         """Where the tensors are."""
         return torch.device("cpu")
-
-    def get_benchmarker(self) -> Callable:
-        """Nothing runs here."""
-        raise NotImplementedError("this driver compiles only.")
 
 
 class CompileOnly:

@@ -150,37 +150,23 @@ def find_hot_loops(listing: str) -> list[HotLoop]:
 
 
 def disassemble(cubin: bytes) -> str:
-    """The SASS of a cubin, with labels."""
-    return run_tool("nvdisasm", cubin, "-c")
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and bytes of stack, where spilled registers go, as the cubin says."""
-    out = run_tool("cuobjdump", cubin, "-res-usage")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
-    if not found:
-        raise RuntimeError(f"cuobjdump does not tell what the kernel uses: {out.strip()!r}.")
-    return int(found[1]), int(found[2])
-
-
-def run_tool(name: str, cubin: bytes, option: str) -> str:
-    """What one of the CUDA tools that come with Triton says about a cubin.
+    """The SASS of a cubin, with labels.
 
     Raises:
-        RuntimeError: the tool is missing or refuses the cubin.
+        RuntimeError: nvdisasm, which comes with Triton, is missing or refuses the cubin.
     """
     try:
-        path = getattr(triton.knobs.nvidia, name).path
+        path = triton.knobs.nvidia.nvdisasm.path
     except RuntimeError:
         raise RuntimeError(
-            f"{name} is missing: Triton's Linux wheels bring it along; install one, or name "
-            f"another in TRITON_{name.upper()}_PATH."
+            "nvdisasm is missing: Triton's Linux wheels bring it along; install one, or name "
+            "another in TRITON_NVDISASM_PATH."
         ) from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        done = subprocess.run([path, option, str(file)], capture_output=True, text=True)
+        done = subprocess.run([path, "-c", str(file)], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or [f"code {done.returncode}"]
-        raise RuntimeError(f"{name} cannot read the kernel: {said[-1]}")
+        raise RuntimeError(f"nvdisasm cannot read the kernel: {said[-1]}")
     return done.stdout

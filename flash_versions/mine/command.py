@@ -24,7 +24,8 @@ from flash_versions.versions.from_file import load_version
 
 FILE = Path("mine.py")
 EXPLAINED = 3  # wrong cases that are told in full
-RANKED = ("sm_80", "sm_90", "sm_100")
+RANKED = ("sm_80", "sm_90", "sm_120")
+RANKS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # rank.py says why not sm_100
 
 
 def run_new(options: argparse.Namespace) -> int:
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands["new"].add_argument("folder", nargs="?", type=Path, default=Path(), help="(here)")
     for name in ("check", "inspect", "bench"):
         commands[name].add_argument("file", nargs="?", type=Path, default=FILE, help="(mine.py)")
-    commands["inspect"].add_argument("--arch", nargs="+", default=RANKED, help="(80, 90 and 100)")
-    commands["inspect"].add_argument("--head-dim", type=int, default=128, choices=(64, 128, 256))
+    add = commands["inspect"].add_argument
+    add("--arch", nargs="+", default=RANKED, choices=RANKS, help="(sm_80, sm_90 and sm_120)")
+    add("--head-dim", type=int, default=128, choices=(64, 128, 256))
     return command.run(parser.parse_args(arguments))

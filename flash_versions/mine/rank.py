@@ -4,8 +4,8 @@ Instructions per score is the number to compare: those of the hot loop, counted 
 over the scores that one pass of the loop computes. The products of the loop say how many scores
 these are, because a score costs 4 * head_dim floating-point operations.
 
-On a B200 the number says little, and the kernels are not ranked: exponentials take as long as the
-products there, and FA4 puts several multiply-adds in the place of one, on units that are idle.
+On a B200 the number says little: exponentials take as long as the products there, and FA4 puts
+several multiply-adds in the place of one, on units that are idle. So there is none for sm_100.
 """
 
 import re
@@ -21,14 +21,11 @@ from flash_versions.inspect.compiled import ARCHES, Compiled, compile_call
 from flash_versions.inspect.sass import HotLoop
 
 PRODUCTS = {r"HMMA\.(\d+)(8)(16|8)\.": 32, r"HGMMA\.(\d+)x(\d+)x(\d+)": 128}  # of how many threads
-TILE = r"memdesc<(\d+)x(\d+)x"
 ROW = "  {:<12} {:>22} {:>10} {:>8} {:>8}"
-UNRANKED = "sm_100"
-WHY_UNRANKED = "; not ranked, as FA4 adds multiply-adds on purpose, to save slow exponentials"
 HEADER = ROW.format("version", "instructions per score", "registers", "spilled", "KiB")
 
 
-def operations(kernel: Compiled, loop: HotLoop) -> float:
+def operations(loop: HotLoop) -> float:
     """Floating-point operations of a loop's matrix products, per thread."""
     total = 0.0
     for instruction in loop.instructions:
@@ -36,12 +33,6 @@ def operations(kernel: Compiled, loop: HotLoop) -> float:
             if found := re.match(pattern, instruction.opcode):
                 m, n, k = map(int, found.groups())
                 total += 2 * m * n * k / threads
-    if loop.opcodes["UTCHMMA"]:  # its shape is not in the SASS; one does K = 16
-        lines = re.findall(r"tc_gen5_mma .*", kernel.ttgir)
-        products = {tuple(map(int, sum(re.findall(TILE, line)[:2], ()))) for line in lines}
-        work = sum(2 * m * k * n for m, k, _, n in products)
-        steps = sum(k / 16 for _, k, _, _ in products)
-        total += loop.opcodes["UTCHMMA"] * work / steps / (kernel.num_warps * 32)
     return total
 
 
@@ -51,7 +42,7 @@ def per_score(kernel: Compiled, head_dim: int) -> float:
     """
     found = [float("inf")]
     for loop in kernel.hot_loops:
-        if done := operations(kernel, loop):
+        if done := operations(loop):
             found.append(len(loop.instructions) * 4 * head_dim / done)
     return min(found)
 
@@ -71,15 +62,14 @@ def row(name: str, kernel: Compiled, score: float) -> str:
 
 def lines(file: Path, arches: list[str], head_dim: int) -> Iterator[str]:
     """For each architecture, the forward kernels of FA1 to FA4 and of a file, the fewest
-    instructions per score first where this ranks them: bf16, no mask.
+    instructions per score first: bf16, no mask.
 
     Raises:
         ValueError: the file's version does not take such a call, or does not compile.
     """
     q = torch.empty(1, 4096, 16, head_dim, dtype=torch.bfloat16)
     for arch in arches:
-        why = WHY_UNRANKED if arch == UNRANKED else ""
-        call = f"head_dim {head_dim}, bfloat16, no mask{why}"
+        call = f"head_dim {head_dim}, bfloat16, no mask"
         yield f"{arch} ({ARCHES[arch].example}), {call}\n{HEADER}"
         places = []
         for name in (*VERSIONS, str(file)):
@@ -93,6 +83,4 @@ def lines(file: Path, arches: list[str], head_dim: int) -> Iterator[str]:
             scores = [(per_score(kernel, head_dim), kernel) for kernel in kernels]
             score, kernel = min(scores, key=lambda x: x[0])
             places.append((score, row(name, kernel, score)))
-        if arch != UNRANKED:
-            places.sort(key=lambda x: x[0])
-        yield from (line for _, line in places)
+        yield from (line for _, line in sorted(places))

@@ -20,7 +20,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flash_versions.bench.files import write
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     ROOT,
@@ -35,6 +34,7 @@ from flash_versions.bench.results import (
     read_results,
     shapes,
 )
+from flash_versions.files import write
 from flash_versions.plot.timeline import draw_timeline, timeline_data
 
 FIGURES = ROOT / "docs" / "figures"

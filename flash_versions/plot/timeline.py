@@ -3,7 +3,6 @@
 A trace is a JSON document in docs/results with, for some programs, the intervals of each role:
 
     {"schema": 1, "commit": ..., "source": ..., "machine": ..., "what": {the shape, ...},
-     "clock_mhz": 1755.0 or null,
      "programs": [{"program": 0, "roles": {"loader": [[state, start, end], ...], ...}}]}
 
 start and end are cycles of the program's multiprocessor. The figure shows the first program twice:
@@ -31,25 +30,23 @@ Window = tuple[float, float]  # the part of the time axis that a panel shows
 
 
 def timeline_data(trace: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the figure shows of a trace: roles by panel, in units of x from the program's start;
-    None without one.
+    """What the figure shows of a trace: roles by panel, in cycles from the program's start; None
+    without one.
     """
     if trace is None or not trace["programs"]:
         return None
     program = trace["programs"][0]
     roles = {role: merged(found) for role, found in program["roles"].items()}
     first = min(start for found in roles.values() for _, start, _ in found)
-    clock = trace["clock_mhz"]
-    per_cycle = 1.0 if clock is None else 1 / clock
     roles = {
-        role: [(s, (a - first) * per_cycle, (b - first) * per_cycle) for s, a, b in found]
+        role: [(state, float(a - first), float(b - first)) for state, a, b in found]
         for role, found in roles.items()
     }
     whole, close = windows(roles)
     what = ", ".join(f"{key}={value}" for key, value in trace["what"].items())
     return {
         "title": f"Program {program['program']}: {what}",
-        "unit": "cycles" if clock is None else "microseconds",
+        "unit": "cycles",
         "states": list(dict.fromkeys(s for found in roles.values() for s, _, _ in found)),
         "panels": {
             "a few tiles": {"window": whole, "roles": clipped(roles, whole)},
@@ -71,13 +68,11 @@ def merged(intervals: list[list[Any]]) -> list[Interval]:
 
 def windows(roles: Roles) -> tuple[Window, Window]:
     """From the start to the end of the last tile that is shown; and a part of that around the end
-    of the first one. Without a role that stores: all, and the middle of it.
+    of the first one.
     """
-    last = max(end for found in roles.values() for _, _, end in found)
-    stored = [end for state, _, end in roles.get(STORER, []) if not state.startswith(WAITING)]
-    end = stored[:TILES][-1] if stored else last
-    middle, half = stored[0] if len(stored) > 1 else end / 2, CLOSE_UP * end / 2
-    return (0.0, end), (max(middle - half, 0.0), middle + half)
+    stored = [end for state, _, end in roles[STORER] if not state.startswith(WAITING)]
+    end, half = stored[:TILES][-1], CLOSE_UP * stored[:TILES][-1] / 2
+    return (0.0, end), (max(stored[0] - half, 0.0), stored[0] + half)
 
 
 def clipped(roles: Roles, window: Window) -> Roles:

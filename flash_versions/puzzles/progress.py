@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from flash_versions.bench.files import write
+from flash_versions.files import write
 
 
 class Progress(NamedTuple):

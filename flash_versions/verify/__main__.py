@@ -12,21 +12,21 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from flash_versions.bench.document import new_document, save
+from flash_versions.bench.workers import Answer, Task, answers
 from flash_versions.dispatch import verified
 from flash_versions.dispatch.extras import progress_bar
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
-from flash_versions.verify import pairs
-from flash_versions.verify.cases import draw
+from flash_versions.verify import cases, pairs
 from flash_versions.verify.pairs import PAIRS
-from flash_versions.verify.supervise import Task, Verdict, answers
 from flash_versions.versions.fa4 import BLACKWELL
 
 CASES, QUICK, SIMULATED = 200, 40, 3
@@ -40,37 +40,21 @@ LINE_SECONDS = 10.0  # between two lines where there is no bar
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m flash_versions.verify", description=__doc__)
-    parser.add_argument(
-        "--arch", help="the GPU that is meant, such as sm_100; else the one there is"
-    )
-    parser.add_argument(
-        "--versions", nargs="+", metavar="NAME", help="else all that run on this GPU"
-    )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} calls in place of {CASES}")
-    parser.add_argument(
-        "--simulate", action="store_true", help="a few small calls, simulated, without a GPU"
-    )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        help=f"then no more calls are begun ({MINUTES:g}; with --quick {QUICK_MINUTES:g})",
-    )
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one call (180)")
-    parser.add_argument(
-        "--invariance",
-        action="store_true",
-        help="are bits of batch_invariant calls those of a sequence alone? simulated without a GPU",
-    )
-    parser.add_argument(
-        "--trials",
-        type=int,
-        help=f"pairs of calls in all ({PAIRS_TRIED:,}; simulated {SIMULATED_PAIRS})",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of these pairs (0)")
-    parser.add_argument("--quiet", action="store_true", help="say nothing but what fails")
-    parser.add_argument(
-        "--out", type=Path, default=Path("verified.json"), help="the report (verified.json)"
-    )
+    add = parser.add_argument
+    add("--arch", help="the GPU that is meant, such as sm_100; else the one there is")
+    add("--versions", nargs="+", metavar="NAME", help="else all that run on this GPU")
+    add("--quick", action="store_true", help=f"{QUICK} calls in place of {CASES}")
+    add("--simulate", action="store_true", help="a few small calls, simulated, without a GPU")
+    minutes = f"then no more calls are begun ({MINUTES:g}; with --quick {QUICK_MINUTES:g})"
+    add("--minutes", type=float, help=minutes)
+    add("--limit", type=float, default=LIMIT, help="seconds for one call (180)")
+    bits = "are bits of batch_invariant calls those of a sequence alone? simulated without a GPU"
+    add("--invariance", action="store_true", help=bits)
+    trials = f"pairs of calls in all ({PAIRS_TRIED:,}; simulated {SIMULATED_PAIRS})"
+    add("--trials", type=int, help=trials)
+    add("--seed", type=int, default=0, help="of these pairs (0)")
+    add("--quiet", action="store_true", help="say nothing but what fails")
+    add("--out", type=Path, default=Path("verified.json"), help="the report (verified.json)")
     options = parser.parse_args(arguments)
     if options.invariance and not torch.cuda.is_available():
         options.simulate = True
@@ -118,47 +102,61 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [*VERSIONS, BLACKWELL] if has_own else [*VERSIONS]
 
 
-def compare_all(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Compare so many pairs, of one version after the other, bit by bit; what differs is named at
-    once.
+def workers(options: argparse.Namespace) -> int:
+    """How many processes try calls at the same time: most of their time goes into compiling."""
+    if options.simulate:
+        return min(2, os.cpu_count() or 1) if options.invariance else 1
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return max(1, min(MOST_WORKERS, os.cpu_count() or 1, memory // WORKER_BYTES))
+
+
+def tried(
+    kind: str, tasks: list[Task], at_once: int, options: argparse.Namespace
+) -> Iterator[tuple[Task, Answer]]:
+    """Each task with its answer. What fails is told at once, and how many are done.
+
+    Args:
+        kind: "calls" or "pairs", of `trial.py`.
+        tasks: a version, and the number of a call or of a pair.
+        at_once: how many processes there are.
+        options: of the command.
     """
-    small, total, first = options.simulate, options.trials, options.seed * PAIRS
-    tasks: list[Task] = [(names[n % len(names)], first + n) for n in range(total)]
-    at_once = min(2, os.cpu_count() or 1) if small else workers(False)
-    bar = progress_bar(total, "pair", options.quiet)
+    what, draw = (kind[:-1], cases.draw if kind == "calls" else pairs.draw)
+    bar = progress_bar(len(tasks), what, options.quiet)
     say = partial(print if bar is None else bar.write, file=sys.stderr)
-    found: dict[str, Any] = {"pairs": 0, "elements": 0, "differ": Counter(), "failed": []}
-    told = time.monotonic()
-    given = at_once, small, options.limit, options.minutes * 60, pairs.__name__
+    command = "flash_versions.verify.trial", kind, "simulated" if options.simulate else "gpu"
+    began = told = time.monotonic()
+    given = at_once, command, options.limit, options.minutes * 60
     for done, ((name, number), answer) in enumerate(answers(tasks, *given), 1):
+        answer[what] = str(draw(number, options.simulate))
+        if answer["outcome"] == "failed":
+            say(f"{name}, {what} {answer[what]}: {answer['why']}")
+        now = time.monotonic()
+        if bar is not None:
+            bar.update()
+        elif now - told > LINE_SECONDS and not options.quiet:
+            told, left = now, (now - began) / done * (len(tasks) - done)
+            say(f"{done} of {len(tasks)} {kind}, about {left:.0f} s left")
+        yield (name, number), answer
+    if bar is not None:
+        bar.close()
+
+
+def compare_pairs(options: argparse.Namespace) -> int:
+    """Compare pairs of calls, of one version after the other, bit by bit, and write the report; the
+    exit code is 0 if no bit differs.
+    """
+    names, first = chosen(options), options.seed * PAIRS
+    tasks: list[Task] = [(names[n % len(names)], first + n) for n in range(options.trials)]
+    found: dict[str, Any] = {"pairs": 0, "elements": 0, "differ": Counter(), "failed": []}
+    for (name, _), answer in tried("pairs", tasks, workers(options), options):
         found["pairs"] += answer["outcome"] != "not tried"
         found["elements"] += answer.get("elements", 0)
         found["differ"].update(answer.get("differ", {}))
         if answer["outcome"] == "failed":
-            row = {
-                "version": name,
-                "pair": str(pairs.draw(number or 0, small)),
-                "why": answer["why"],
-            }
+            row = {"version": name, "pair": answer["pair"], "why": answer["why"]}
             found["failed"].append(row)
-            say(f"{name}, pair {row['pair']}: {row['why']}")
-        if bar is not None:
-            bar.update()
-        elif time.monotonic() - told > LINE_SECONDS and not options.quiet:
-            told = time.monotonic()
-            say(f"{done} of {total} pairs")
-    if bar is not None:
-        bar.close()
-    return found
-
-
-def prove(options: argparse.Namespace) -> int:
-    """Compare pairs and write the report; the exit code is 0 if no bit differs."""
-    names = chosen(options)
-    found = compare_all(names, options)
-    document = new_document("cpu" if options.simulate else "cuda")
-    document |= {"versions": names, "seed": options.seed, "rows": [found]}
-    save(document, options.out)
+    write_report(options, [found], versions=names, seed=options.seed)
     bits = sum(found["differ"].values())
     sys.stdout.write(
         f"{', '.join(names)}: {found['pairs']} pairs, {found['elements']} elements, {bits} differ, "
@@ -167,63 +165,62 @@ def prove(options: argparse.Namespace) -> int:
     return int(bool(found["failed"]) or not found["pairs"])
 
 
-def try_all(names: list[str], cases: int, options: argparse.Namespace) -> list[Verdict]:
-    """Try so many cases of each version, several at a time, then time each version that passed,
+class Verdict(NamedTuple):
+    """What became of a version.
+
+    Attributes:
+        version: its name.
+        cases: a row for each call: number, call, outcome and what was found.
+        timing: rows with shape, ms and sdpa_ms; none where nothing was timed.
+    """
+
+    version: str
+    cases: list[dict[str, Any]]
+    timing: list[dict[str, Any]]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many calls passed, were refused, failed, were not tried."""
+        return Counter(row["outcome"] for row in self.cases)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no call failed and at least one passed."""
+        return not self.outcomes["failed"] and bool(self.outcomes["passed"])
+
+
+def try_calls(names: list[str], count: int, options: argparse.Namespace) -> list[Verdict]:
+    """Try so many calls of each version, several at a time, then time each version that passed,
     alone. What failed comes first.
     """
-    small, total = options.simulate, cases * len(names)
-    verdicts = {name: Verdict(name, [], []) for name in names}
-    at_once = workers(small)
+    verdicts, at_once = {name: Verdict(name, [], []) for name in names}, workers(options)
     if not options.quiet:
-        sys.stderr.write(f"{', '.join(names)}: {cases} calls each, {at_once} at a time\n")
-    bar = progress_bar(total, "call", options.quiet)
-    say = partial(print if bar is None else bar.write, file=sys.stderr)
-
-    def add(task: Task, found: dict[str, Any]) -> None:
-        name, number = task
-        case = "timing" if number is None else str(draw(number, small))
-        verdicts[name].cases.append({"case": case, "number": number, **found})
-        if found["outcome"] == "failed":
-            say(f"{name}, case {case}: {found['why']}")
-
-    began = told = time.monotonic()
-    tasks: list[Task] = [(name, number) for name in names for number in range(cases)]
+        sys.stderr.write(f"{', '.join(names)}: {count} calls each, {at_once} at a time\n")
+    tasks: list[Task] = [(name, number) for name in names for number in range(count)]
     # If time does not suffice, no version is left out. And the processes meet different kernels.
     Random(0).shuffle(tasks)
-    given = at_once, small, options.limit, options.minutes * 60
-    for done, (task, found) in enumerate(answers(tasks, *given), 1):
-        add(task, found)
-        now = time.monotonic()
-        if bar is not None:
-            bar.update()
-        elif now - told > LINE_SECONDS and not options.quiet:
-            told, left = now, (now - began) / done * (total - done)
-            say(f"{done} of {total} calls, about {left:.0f} s left")
-    if bar is not None:
-        bar.close()
-    passed: list[Task] = [(name, None) for name in names if verdicts[name].passed and not small]
-    for task, found in answers(passed, 1, small, options.limit, math.inf):
-        if found["outcome"] == "passed":
-            verdicts[task[0]].timing.extend(found["timing"])
-        else:
-            add(task, found)
+    for (name, number), answer in tried("calls", tasks, at_once, options):
+        verdicts[name].cases.append({"number": number, **answer})
     for verdict in verdicts.values():
+        if verdict.passed and not options.simulate:
+            time_version(verdict, options)
         verdict.cases.sort(key=lambda row: (row["outcome"] != "failed", row["number"] or 0))
     return sorted(verdicts.values(), key=lambda verdict: verdict.passed)
 
 
-def workers(small: bool) -> int:
-    """How many processes try calls at the same time: most of their time goes into compiling."""
-    if small:
-        return 1
-    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return max(1, min(MOST_WORKERS, os.cpu_count() or 1, memory // WORKER_BYTES))
+def time_version(verdict: Verdict, options: argparse.Namespace) -> None:
+    """Add the timing of a version, or that it failed."""
+    command = "flash_versions.verify.trial", "calls", "gpu"
+    for _, answer in answers([(verdict.version, None)], 1, command, options.limit, math.inf):
+        verdict.timing.extend(answer.get("timing", ()))
+        if answer["outcome"] == "failed":
+            verdict.cases.append({"number": None, "call": "timing", **answer})
 
 
 def summary(verdicts: list[Verdict], minutes: float) -> str:
     """What failed, then a line for each version, with those that failed on top."""
     lines = [
-        f"{verdict.version}, case {row['case']}: {row['why']}"
+        f"{verdict.version}, call {row['call']}: {row['why']}"
         for verdict in verdicts
         for row in verdict.cases
         if row["outcome"] == "failed"
@@ -244,6 +241,12 @@ def summary(verdicts: list[Verdict], minutes: float) -> str:
     return "\n".join(lines)
 
 
+def write_report(options: argparse.Namespace, rows: list[Any], **about: Any) -> None:
+    """Write what was found."""
+    document = new_document("cpu" if options.simulate else "cuda", **about)
+    save(document | {"rows": rows}, options.out)
+
+
 def remember(passed: list[str]) -> None:
     """Record what passed, unless other sources than those at the start may have been tried."""
     if verified.read_sources() != verified.sources():
@@ -259,19 +262,16 @@ def main(arguments: list[str] | None = None) -> int:
     if why := refusal(options):
         sys.stderr.write(f"error: {why}\n")
         return 2
-    if options.invariance:
-        return prove(options)
-    cases = SIMULATED if options.simulate else QUICK if options.quick else CASES
-    names = chosen(options)
     verified.sources()  # what the trials are of
     try:
-        verdicts = try_all(names, cases, options)
+        if options.invariance:
+            return compare_pairs(options)
+        count = SIMULATED if options.simulate else QUICK if options.quick else CASES
+        verdicts = try_calls(chosen(options), count, options)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; there is no report\n")
         return 130
-    document = new_document("cpu" if options.simulate else "cuda")
-    document["rows"] = [verdict._asdict() for verdict in verdicts]
-    save(document, options.out)
+    write_report(options, [verdict._asdict() for verdict in verdicts])
     sys.stdout.write(f"{summary(verdicts, options.minutes)}\nThe report is in {options.out}.\n")
     if not options.simulate and not options.quick:
         whole = [verdict for verdict in verdicts if not verdict.outcomes["not tried"]]

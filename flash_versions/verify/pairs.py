@@ -1,7 +1,6 @@
 """Pairs of calls in which a sequence must have the same bits: alone, and among others.
 
-`python -m flash_versions.verify.pairs SMALL` reads tasks, as `trial.py` does; the number of a pair
-is SEED * PAIRS + its number of this seed.
+The number of a pair is SEED * PAIRS + its number of this seed.
 
 A pair computes a sequence in a batch of its own, whole, and once more as serving and training meet
 it: with neighbours of other lengths, packed, padded on the left or on the right, in pages, behind a
@@ -9,8 +8,6 @@ shared prefix, in chunks, or one query at a time. Every element of o, of the LSE
 gradients is compared bit by bit.
 """
 
-import json
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
@@ -257,10 +254,8 @@ def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
 def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
     """How many elements of a pair were compared and how many differ, by result."""
     inputs = Inputs(pair, device)
-    alone: dict[str, Any] = dict(
-        zip(("q", "do", "k", "v"), (inputs.q, inputs.do, inputs.k, inputs.v))
-    )
-    alone = {name: x[None] for name, x in alone.items()} | inputs.options
+    tensors = {"q": inputs.q, "do": inputs.do, "k": inputs.k, "v": inputs.v}
+    alone = {name: x[None] for name, x in tensors.items()} | inputs.options
     part = 0, slice(pair.begin, pair.end)
     wanted = results(version, alone, part, (0, slice(None)), pair.backward)
     arguments, rows, keys = among_others(inputs)
@@ -271,24 +266,13 @@ def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
     }
 
 
-def main(small: bool) -> None:
-    """Answer tasks until there are no more."""
-    device = "cpu" if small else "cuda"
+def outcome(small: bool, version: str, number: int) -> dict[str, Any]:
+    """`compare` of the pair of this number, with an outcome."""
     if small:
         totals.SPLIT_KEYS = SMALL_SPLIT
-    for line in sys.stdin:
-        version, number = json.loads(line)
-        simulated = devices.assume(HOPPER) if small and version == "fa3" else nullcontext()
-        try:
-            with simulated:
-                found = compare(version, draw(number, small), device)
-            differ = {name: n for name, n in found["differ"].items() if n}
-            found["outcome"] = "failed" if differ else "passed"
-            found["why"] = f"bits differ: {differ}" if differ else ""
-        except Exception as error:  # reported, as every other outcome
-            found = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}
-        print(json.dumps(found), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] == "1")
+    simulated = devices.assume(HOPPER) if small and version == "fa3" else nullcontext()
+    with simulated:
+        found = compare(version, draw(number, small), "cpu" if small else "cuda")
+    if differ := {name: n for name, n in found["differ"].items() if n}:
+        return {**found, "outcome": "failed", "why": f"bits differ: {differ}"}
+    return {**found, "outcome": "passed"}

@@ -1,19 +1,15 @@
-"""What all that is measured here shares: command line, processes that check, JSON, clock, turns."""
+"""What all that is measured here shares: command line, JSON, clock."""
 
 import argparse
 import gc
 import json
-import math
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from flash_versions.bench.document import save
-from flash_versions.bench.measure import reason
+from flash_versions.bench.workers import reason
 
 BEGAN = time.monotonic()  # when the script was started
 
@@ -105,35 +101,3 @@ def in_time(items, seconds):
             print(f"the time is up before {item}", flush=True)
             return
         yield item
-
-
-def wrong(module, jobs, processes, seconds=200, until=math.inf):
-    """The jobs, each the arguments of a process of this module, that do not end well within so many
-    seconds. So many processes run at once; one that would begin after `until` counts as wrong. What
-    each said is printed.
-    """
-
-    def is_right(arguments):
-        command = [sys.executable, "-m", module, "--out", "none", *arguments]
-        if passed() > until:
-            return False
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            print(f"{arguments}: takes more than {seconds} s, or waits for ever", flush=True)
-            return False
-        said = done.stdout + done.stderr[-1500:] * (done.returncode != 0)
-        print(f"{' '.join(arguments)}: {said.strip()}", flush=True)
-        return done.returncode == 0
-
-    with ThreadPoolExecutor(processes) as pool:
-        return [job for job, right in zip(jobs, pool.map(is_right, jobs)) if not right]
-
-
-def in_turns(calls, rounds):
-    """{name: what `calls[name]` returned in each round}, one after the other in every round."""
-    found = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            found[name].append(call())
-    return found

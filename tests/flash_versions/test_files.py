@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flash_versions.bench.files import write
 from flash_versions.dispatch import verified
-from flash_versions.files import replacing
+from flash_versions.files import replacing, write
 from transformer.model.files import write_text
 
 

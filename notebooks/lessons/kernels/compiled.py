@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import flash_versions
-from flash_versions.bench.files import write
 from flash_versions.dispatch.extras import triton_missing
+from flash_versions.files import write
 
 PACKAGE = Path(flash_versions.__file__).parent
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")

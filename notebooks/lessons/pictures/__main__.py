@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
-from flash_versions.files import replacing
+from flash_versions.files import replacing, write
 from flash_versions.plot.figures import FIGURES, STYLE, digest
 from lessons.pictures.memory import animation, gpu, traffic
 from lessons.pictures.pipeline import gantt

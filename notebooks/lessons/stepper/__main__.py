@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from flash_versions import VERSIONS
-from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
+from flash_versions.files import write
 from lessons.stepper import hopper, portable
 
 FOLDER = ROOT / "docs" / "extra" / "stepper" / "recordings"

@@ -22,7 +22,7 @@ def main():
     what = {"version": VERSION, "S": length, "H": heads, "oracle": oracle}
     document = new_document(options.device, what=what)
     for row in measure(VERSION, SIZES[options.device], options.device):
-        keep(document, options.out, [row])
+        keep(document, options.out, [{"suite": "accuracy", **row}])
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main():
     batch, length, heads, head_dim = SHAPE
     what = {"B": batch, "H": heads, "S": length, "D": head_dim, "causal": False}
     what["precision"] = "bf16"
-    document = new_document(what=what, clock_mhz=None, programs=programs)
+    document = new_document(what=what, programs=programs)
     del document["rows"]
     save(document, options.out)
 

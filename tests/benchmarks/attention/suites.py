@@ -27,7 +27,8 @@ from torch.nn.attention import SDPBackend  # noqa: E402
 from flash_versions import VERSIONS, masks  # noqa: E402
 from flash_versions.bench import peers  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.measure import in_graphs, reason  # noqa: E402
+from flash_versions.bench.measure import in_graphs  # noqa: E402
+from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
@@ -35,10 +36,11 @@ from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
-from tests.benchmarks.harness import in_time, keep, parser, wrong  # noqa: E402
+from tests.benchmarks.harness import in_time, keep, parser, passed  # noqa: E402
 
 DEVICE = "cuda"
 PROCESSES = min(14, os.cpu_count() or 1)
+CHECK_SECONDS = 200  # of a problem
 TOKENS, HIDDEN, HEADS = 32768, 2048, 16
 FEW = 2000  # tokens of packed sequences that are checked
 MEANS = (256, 512, 1024, 2048, 4096)  # of the lengths of packed sequences
@@ -603,6 +605,7 @@ def check(suite, name):
     Raises:
         ArithmeticError: a result is over its budget.
     """
+    refused = []
     for small in (True, False):
         for call in (call for group in SUITES[suite][1](name, small) for call in group):
             try:
@@ -610,7 +613,22 @@ def check(suite, name):
             except Exception as error:
                 if small and call.ours:
                     raise
-                print(reason(error))  # the row of the measurement says so, too
+                refused.append(reason(error))  # the row of the measurement says so, too
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # raises if a call has left the GPU unusable
+        torch.cuda.empty_cache()  # for the other processes
+    return {"outcome": "passed", "refused": refused}
+
+
+def failed_checks(suite, names, seconds):
+    """The problems that are wrong, or that were not checked after so many seconds."""
+    command, failed = ("tests.benchmarks.attention.suites", "--check"), []
+    tasks = [(suite, name) for name in names]
+    for (_, name), answer in answers(tasks, PROCESSES, command, CHECK_SECONDS, seconds):
+        print(f"{name}: {answer}", flush=True)
+        if answer["outcome"] != "passed":
+            failed.append(name)
+    return failed
 
 
 def main():
@@ -618,18 +636,12 @@ def main():
     made = parser(__doc__, seconds=300, device=False)
     made.add_argument("suite", choices=SUITES)
     made.add_argument("--only", nargs="+", metavar="NAME", help="problems whose names contain one")
-    made.add_argument("--check", metavar="NAME", help="check this problem, and measure nothing")
     options = made.parse_args()
-    if options.check is not None:
-        check(options.suite, options.check)
-        return 0
     names = SUITES[options.suite][0]
     if options.only:
         names = [x for x in names if any(part in (x, *x.split()) for part in options.only)]
-    jobs = {(options.suite, "--check", name): name for name in names}
     document = new_document(libraries=("flash-attn-4",) * peers.installed("flash_attn.cute"))
-    failed = wrong(__spec__.name, jobs, PROCESSES, until=options.seconds * 0.6)
-    document["failed"] = [jobs[job] for job in failed]
+    document["failed"] = failed_checks(options.suite, names, options.seconds * 0.6 - passed())
     for name in in_time([x for x in names if x not in document["failed"]], options.seconds):
         for rows in measure(options.suite, name):
             keep(document, options.out, rows)
@@ -637,4 +649,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(work(check) if sys.argv[1:] == ["--check"] else main())

@@ -1,7 +1,6 @@
 """The scripts that measure, made small on the CPU: what they call is right, and how they count."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from flash_versions.bench import measure
 from flash_versions.versions.oracle.reference import forward
 from tests.benchmarks import harness
 from tests.benchmarks.attention import suites
-from tests.benchmarks.training import grpo_exact, training_step
+from tests.benchmarks.training import training_step
 from tests.benchmarks.transformer import generate_speed
 from tests.benchmarks.transformer.torch_decoder import TorchDecoder
 from tests.helpers.models.random_checkpoint import TINY
@@ -126,24 +125,23 @@ def test_wrong_results_are_not_timed(way, few, monkeypatch):
         suites.SUITES, "x", (["a"], lambda *_: [suites.calls({}, calls, one, [way])])
     )
     calls, factor = {"fa3": reference}, 1.0
-    suites.check("x", "a")
+    assert suites.check("x", "a") == {"outcome": "passed", "refused": []}
     factor = 1.1
     with pytest.raises(ArithmeticError, match="wrong output: o" if way == "forward" else "dq"):
         suites.check("x", "a")
 
 
-def test_processes_that_check(monkeypatch, capsys):
-    def run(command, **_):
-        assert command[2:5] == ["some.module", "--out", "none"]
-        return subprocess.CompletedProcess(command, int("2" in command), "found ", "no such thing")
+def test_what_is_wrong_or_not_checked_is_not_timed(monkeypatch):
+    answered = {"1": "passed", "2": "failed", "3": "not tried"}
 
-    monkeypatch.setattr(harness.subprocess, "run", run)
-    jobs = [("--check", "1"), ("--check", "2")]
-    assert harness.wrong("some.module", jobs, 2) == jobs[1:]
-    assert sorted(capsys.readouterr().out.splitlines()) == [
-        "--check 1: found", "--check 2: found no such thing"
-    ]  # fmt: skip
-    assert harness.wrong("some.module", jobs, 2, until=0) == jobs
+    def answers(tasks, processes, command, limit, seconds):
+        return ((task, {"outcome": answered[task[1]]}) for task in tasks)
+
+    monkeypatch.setattr(suites, "answers", answers)
+    assert suites.failed_checks("x", [*answered], 1.0) == ["2", "3"]
+
+
+def test_a_script_ends_in_time():
     later = harness.passed() + 60
     assert [*harness.in_time([1, 2], later)] == [1, 2] and not [*harness.in_time([1], 0)]
     assert harness.attempt({}, lambda: {"a": 1}, later) == {"a": 1}
@@ -194,12 +192,3 @@ def test_the_decoder_in_torch_alone_says_what_ours_says():
     theirs = TorchDecoder(model, 3, 21)
     theirs.step = theirs.forward  # not compiled, which takes long
     assert theirs.generate(prompts, 12).tolist() == [x.tokens for x in completions]
-
-
-def test_exact_grpo_is_measured(written):
-    """Its bits, small on the CPU, and steps of both kinds by turns."""
-    given = ("--tiny", "--trials", "1", "--rounds", "1", "--suite")
-    bits = written(grpo_exact, *given, "products", "where", "model")
-    assert [row.get("differ", row.get("tensors")) for row in bits] == [0] * 7
-    for row in written(grpo_exact, *given, "layout"):
-        assert set(row["ratios"]) == {"rollout", "learn", "step"}, row

@@ -17,7 +17,7 @@ SCALE = 32**-0.5
 def inputs():
     """q, k, v (2, 200, heads, 32), blocks of very different magnitudes."""
     torch.manual_seed(0)
-    device = suites.device()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     q = torch.randn(2, 200, 4, 32, device=device)
     k, v = (torch.randn(2, 200, 2, 32, device=device) for _ in range(2))
     v[:, 128:] *= 20

@@ -19,36 +19,9 @@ RIGHT: dict[str, list[File]] = {
             target = tl.make_block_ptr(y, (length,), (1,), (first,), (BLOCK,), (0,))
             tl.store(target, tl.load(source, boundary_check=(0,)), boundary_check=(0,))
         """)),
-        right("pointers that move, positional mask and other, a mask from the other side", (0, """
-            x += tl.program_id(0) * BLOCK
-            y += tl.program_id(0) * BLOCK
-            lane = tl.arange(0, BLOCK)
-            left = length - tl.program_id(0) * BLOCK
-            tl.store(y + lane, tl.load(x + lane, lane < left, 0.0), lane < left)
-        """)),
-        right("a smaller block by default, keywords, a grid by a function",
-            ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = 8"),
-            ("copy_kernel[(triton.cdiv(len(x), 16),)](x, y, len(x), BLOCK=16)",
-             "copy_kernel[lambda given: (triton.cdiv(given[\"length\"], 8),)](x=x, y=y, length=x.numel())")),
-        right("a constant of the module", "SIZE = tl.constexpr(16)",
-            (", BLOCK: tl.constexpr", ""), ("BLOCK)", "SIZE)"), ("* BLOCK", "* SIZE"), (", BLOCK=16", "")),
         right("a number in each program, no mask", (0, """
             tl.store(y + tl.program_id(0), tl.load(x + tl.program_id(0)))
         """), ("(triton.cdiv(len(x), 16),)", "(x.shape[0],)")),
-        right("`and` instead of &, which the compiler takes element by element",
-            ("inside = index < length", "inside = (index >= 0) and (index < length)")),
-        right("a mask kept as a number, and a local constant", (0, """
-            SIZE: tl.constexpr = BLOCK
-            index = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-            inside = tl.where(index < length, 1, 0).to(tl.int1)
-            tl.store(y + index, tl.load(x + index, mask=inside), mask=inside)
-        """)),
-        right("two halves, of a size computed from a constant", (0, """
-            HALF: tl.constexpr = BLOCK // 2
-            for half in tl.static_range(2):
-                at = tl.program_id(0) * BLOCK + half * HALF + tl.arange(0, HALF)
-                tl.store(y + at, tl.load(x + at, mask=at < length), mask=at < length)
-        """)),
     ],
     "scale_rows": [
         right("the grid's axes swapped", ("row = tl.program_id(0)", "row = tl.program_id(1)"),
@@ -67,34 +40,11 @@ RIGHT: dict[str, list[File]] = {
                 tile = tl.load(x + one * stride + at, mask=at < columns)
                 tl.store(y + one * columns + at, factor * tile, mask=at < columns)
         """), ("(triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))", "(x.shape[0],)")),
-        right("expand_dims, broadcast_to, addresses of 64 bits", (0, """
-            row = tl.expand_dims(row, 1).to(tl.int64)
-            column = tl.expand_dims(column, 0)
-            inside = tl.broadcast_to(row < rows, (BLOCK, BLOCK)) & (column < columns)
-            factor = tl.load(w + row, mask=row < rows, other=1.0)
-            tile = factor * tl.load(x + (row * stride + column), mask=inside, other=0.0)
-            tl.store(y + (row * columns + column), tile, mask=inside)
-        """)),
     ],
     "transpose": [
         right("the tile is transposed, too", (0, """
             there = (column < columns)[:, None] & (row < rows)[None, :]
             tl.store(y + column[:, None] * rows + row[None, :], tl.trans(tile), mask=there)
-        """)),
-        right("block pointers, one with swapped strides", (0, """
-            at = (tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK)
-            target = tl.make_block_ptr(y, (rows, columns), (1, rows), at, (BLOCK, BLOCK), (0, 1))
-            tl.store(target, tile, boundary_check=(0, 1))
-        """)),
-        right("permute, and a mask that is transposed", (0, """
-            tl.store(y + column[:, None] * rows + row[None, :], tl.permute(tile, (1, 0)), mask=tl.trans(inside))
-        """)),
-        right("a line of numbers that becomes a tile", (0, """
-            lane = tl.arange(0, BLOCK * BLOCK)
-            j = tl.program_id(1) * BLOCK + lane // BLOCK
-            i = tl.program_id(0) * BLOCK + lane % BLOCK
-            line = tl.reshape(tl.trans(tile), (BLOCK * BLOCK,))
-            tl.store(y + j * rows + i, line, mask=(i < rows) & (j < columns))
         """)),
         right("a program for a row of tiles", ("grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))", "grid = (triton.cdiv(x.shape[0], 16),)"),
             ("    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n", "    for first in range(0, columns, BLOCK):\n        move(x, y, row, first + tl.arange(0, BLOCK), rows, columns)\n"),
@@ -111,7 +61,6 @@ def move(x, y, row, column, rows, columns):
         right("the sum at the end", ("total = tl.zeros((BLOCK,), tl.float32)", "tiles = tl.zeros((BLOCK, BLOCK), tl.float32)"),
             ("total += tl.sum(tile, 1)", "tiles += tile"), ("tl.store(y + row, total", "tl.store(y + row, tl.sum(tiles, axis=1)")),
         right("from the last block to the first", ("range(0, columns, BLOCK)", "range((columns - 1) // BLOCK * BLOCK, -1, -BLOCK)")),
-        right("where instead of other", ("mask=inside, other=0.0)", "mask=inside)"), ("total += tl.sum(tile, 1)", "total += tl.sum(tl.where(inside, tile, 0.0), 1)")),
         right("a while loop that moves a pointer",
             ("    for start in range(0, columns, BLOCK):\n", "    pointers = x + row[:, None] * columns + tl.arange(0, BLOCK)[None, :]\n    left = columns\n    while left > 0:\n"),
             ("        column = start + tl.arange(0, BLOCK)\n", ""), (0, """
@@ -120,11 +69,6 @@ def move(x, y, row, column, rows, columns):
             pointers += BLOCK
             left -= BLOCK
         """)),
-        right("a reduction with a function", ("total += tl.sum(tile, 1)", "total = add(total, tl.reduce(tile, 1, add))"), '''
-@triton.jit
-def add(a, b):
-    return a + b
-'''),
         right("a function as a constant argument", ("total += tl.sum(tile, 1)", "total = apply(total, tile, plus)"), '''
 @triton.jit
 def plus(a, b):
@@ -172,14 +116,6 @@ def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
             l = tl.where(m == float("-inf"), 0.0, l * tl.exp(m - new_m)) + tl.sum(p, 1)
             m = new_m
         """)),
-        right("a function that returns both", (0, "m, l = grown(m, l, s)"), '''
-@triton.jit
-def grown(m, l, s):
-    before = m
-    m = tl.maximum(m, tl.max(s, 1))
-    pivot = tl.maximum(m, -3e38)
-    return m, tl.exp(before - pivot) * l + tl.sum(tl.exp(s - tl.expand_dims(pivot, 1)), 1)
-'''),
         right("a large finite number instead of -inf", ("tl.full((BLOCK,), float(\"-inf\"), tl.float32)", "tl.full((BLOCK,), -1e30, tl.float32)"), (0, """
             new_m = tl.maximum(m, tl.max(s, 1))
             l *= tl.exp(m - new_m)
@@ -203,12 +139,6 @@ def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
     total = tl.sum(l * tl.exp(m - largest[:, None]), 1)
     tl.store(lse + row, largest + tl.log(total), mask=row < rows)
 '''),
-        right("a state of two in a tuple, carried by the loop", ("    for start in", "    state = (m, l)\n    for start in"), (0, """
-            before, l = state
-            m = tl.maximum(before, tl.max(s, 1))
-            pivot = tl.where(m == float("-inf"), 0.0, m)
-            state = (m, l * tl.exp(before - pivot) + tl.sum(tl.exp(s - pivot[:, None]), 1))
-        """), ("m + tl.log(l)", "state[0] + tl.log(state[1])")),
     ],
     "running_average": [
         right("a sum that is divided at the end", (0, """
@@ -235,16 +165,9 @@ def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
         right("powers of 2", ("tl.exp(", "tl.exp2("), ("* scale\n", "* (scale * 1.4426950408889634)\n")),
         right("a sum that is divided at the end", ("(average * (alpha * l)[:, None] + tl.dot(p, v_tile)) / new_l[:, None]", "average * alpha[:, None] + tl.dot(p, v_tile)"),
             ("dim[None, :], average, mask", "dim[None, :], average / l[:, None], mask")),
-        right("undefined numbers that no result sees: q past the end, k before the mask",
-            ("mask=(row < queries)[:, None], other=0.0)", "mask=(row < queries)[:, None])"),
-            ("k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there)")),
         right("k is loaded transposed, pointers move", ("    for start in", "    k_at = k + dim[:, None] + tl.arange(0, BLOCK)[None, :] * D\n    v_at = v + tl.arange(0, BLOCK)[:, None] * D + dim[None, :]\n    for start in"),
             ("k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k_tile = tl.load(k_at, mask=(key < keys)[None, :], other=0.0)"),
             ("v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "v_tile = tl.load(v_at, mask=there, other=0.0)\n        k_at += BLOCK * D\n        v_at += BLOCK * D"),
-            ("k_tile.T", "k_tile")),
-        right("block pointers", ("    for start in", "    k_block = tl.make_block_ptr(k, (D, keys), (1, D), (0, 0), (D, BLOCK), (0, 1))\n    v_block = tl.make_block_ptr(v, (keys, D), (D, 1), (0, 0), (BLOCK, D), (1, 0))\n    for start in"),
-            ("k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "k_tile = tl.load(k_block, boundary_check=(1,), padding_option=\"zero\")"),
-            ("v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=there, other=0.0)", "v_tile = tl.load(v_block, boundary_check=(0,), padding_option=\"zero\")\n        k_block = tl.advance(k_block, (0, BLOCK))\n        v_block = tl.advance(v_block, (BLOCK, 0))"),
             ("k_tile.T", "k_tile")),
         right("more queries than keys in a tile", ("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, ROWS: tl.constexpr)"), ("row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)"),
             ("tl.full((BLOCK,)", "tl.full((ROWS,)"), ("tl.zeros((BLOCK", "tl.zeros((ROWS"), ("triton.cdiv(q.shape[0], 16)", "triton.cdiv(q.shape[0], 512 // q.shape[1])"), ("BLOCK=16)", "BLOCK=16, ROWS=512 // q.shape[1])")),
@@ -272,29 +195,6 @@ def step(q_tile, k, v, start, keys, scale, m, l, average, WHOLE: tl.constexpr):
 ''', ("    for start in range(0, keys", "    whole = keys // BLOCK * BLOCK\n    for start in range(0, whole"),
             (0, "m, l, average = step(q_tile, k, v, start, keys, scale, m, l, average, True)"),
             ("    tl.store(o", "    if whole < keys:\n        m, l, average = step(q_tile, k, v, whole, keys, scale, m, l, average, WHOLE=False)\n    tl.store(o")),
-        right("a named tuple as state", ("    for start in", "    state = State(m, l, average)\n    for start in"), (0, """
-            k_tile = tl.load(k + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)
-            v_tile = tl.load(v + key[:, None] * D + dim[None, :], mask=(key < keys)[:, None], other=0.0)
-            s = tl.where((key < keys)[None, :], tl.dot(q_tile, k_tile.T) * scale, float("-inf"))
-            state = updated(state, s, v_tile)
-        """), ("dim[None, :], average, mask", "dim[None, :], state.total / state.l[:, None], mask"), '''
-from typing import NamedTuple
-
-
-class State(NamedTuple):
-    m: tl.tensor
-    l: tl.tensor
-    total: tl.tensor
-
-
-@triton.jit
-def updated(state, s, v_tile):
-    m = tl.maximum(state.m, tl.max(s, 1))
-    p = tl.exp(s - m[:, None])
-    alpha = tl.exp(state.m - m)
-    return State(m, alpha * state.l + tl.sum(p, 1), state.total * alpha[:, None] + tl.dot(p, v_tile))
-'''),
-        right("tl.range with stages, the mask added", ("range(0, keys, BLOCK)", "tl.range(0, keys, BLOCK, num_stages=2)"), ("s = tl.where((key < keys)[None, :], s, float(\"-inf\"))", "s = s + tl.where(key < keys, 0.0, float(\"-inf\"))[None, :]")),
     ],
     "fa2": [
         right("powers of e, and alpha at the end", ("p = tl.exp2(s * scale_log2 - pivot[:, None])", "p = tl.exp(s * (scale_log2 / LOG2E) - pivot[:, None] / LOG2E)"),
@@ -330,7 +230,6 @@ def make(rows):
 
     return kernel
 ''', ("delta_kernel[(triton.cdiv(o.shape[0], 16),)]", "make(8)[(triton.cdiv(o.shape[0], 8),)]"), ("D=o.shape[1], BLOCK=16)", "D=o.shape[1])")),
-        right("one conversion is enough", ("do_tile = tl.load(do + address, mask=here, other=0.0).to(tl.float32)", "do_tile = tl.load(do + address, mask=here, other=0.0)")),
         right("columns in parts", (0, """
             total = tl.zeros((BLOCK,), tl.float32)
             for first in tl.static_range(0, D, 16):
@@ -338,11 +237,6 @@ def make(rows):
                 here = row[:, None] < queries
                 total += tl.sum(tl.load(o + at, here, 0.0).to(tl.float32) * tl.load(do + at, here, 0.0), 1)
             tl.store(delta + row, total, mask=row < queries)
-        """)),
-        right("undefined rows that are not stored, tl.cast", (0, """
-            here = (row < queries)[:, None]
-            product = tl.cast(tl.load(o + address, mask=here), tl.float32) * tl.cast(tl.load(do + address, mask=here), tl.float32)
-            tl.store(delta + row, tl.sum(product, axis=-1), mask=row < queries)
         """)),
         right("a query for each program", '''
 @triton.jit
@@ -361,7 +255,6 @@ def delta_kernel(o, do, delta, queries, D: tl.constexpr, BLOCK: tl.constexpr):
     ],
     "ring": [
         right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2]", "[3]"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),
-        right("one slot", ("i % 2", "0"), ("i // 2", "i"), ("[2]", "[1]"), ("[2, 1]", "[1, 1]"), ("static_range(2)", "static_range(1)")),
         right("the first tiles are loaded without a wait", (0, """
             if i >= 2:
                 mbarrier.wait(empty.index(slot), (i // 2 - 1) & 1)
@@ -400,7 +293,6 @@ def ring_kernel(x, y, tiles):
     gl.warp_specialize([(consume, (y, pipeline, tiles)), (produce, (x, pipeline, tiles))], [1], [24])
 '''),
         right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
-        right("the consumer counts down, sums of two kinds of tiles", ("    total = gl.zeros([64, 64], gl.float32, layout)\n    for i in range(tiles):\n        slot = i % 2\n", "    total = gl.full([64, 64], 0.0, gl.float32, layout)\n    for left in range(tiles, 0, -1):\n        i = tiles - left\n        slot = i & 1\n")),
     ],
     "producer": [
         right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2] +", "[3] +"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),
@@ -448,7 +340,6 @@ def ring_kernel(x, y, tiles):
             l = l * alpha
             m = new_m
         """)),
-        right("the number of rescales as an integer", ("rescales = 0.0", "rescales = 0"), ("rescales += 1.0", "rescales += 1"), ("gl.store(count, rescales)", "gl.store(count, rescales.to(gl.float32))")),
     ],
     "fa3": [
         right("a loop that counts up", ("    for block in range(tile.end - 1, -1, -1):\n", "    for i in range(tile.end):\n        block = tile.end - 1 - i\n")),

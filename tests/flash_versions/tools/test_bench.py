@@ -4,7 +4,6 @@ What is measured is faked; that real numbers come out is tested on a GPU, at the
 """
 
 import json
-import sys
 import types
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS
-from flash_versions.bench import document, files, peers, suites
+from flash_versions.bench import document, peers, suites
 from flash_versions.bench import run as bench
 from flash_versions.bench.suites import Competitor, Shape
 
@@ -26,37 +25,36 @@ def laboratory(monkeypatch, tmp_path):
     """`bench.run` on two small suites with invented times; says what was measured."""
     state = types.SimpleNamespace(measured=[], names=["a", "b"], stop_after=None, lost=[])
     state.path = tmp_path / "new" / "results.json"
-    state.mark = bench.Mark(tmp_path / "running")
 
-    def fake_measure(suite, shape, rounds, mark, lost):
+    def answer(rounds, suite=None, shape=None, lost=None):
+        if suite is None:
+            return {"copy_tb_per_s": 4.0}
         if state.stop_after is not None and len(state.measured) >= state.stop_after:
             raise KeyboardInterrupt
-        state.measured.append((suite, shape.N))
+        state.measured.append((suite, shape["N"]))
         state.lost.append(lost)
         rows = []
         for one in bench.competitors(suite, shape):
-            mark(one.name)
-            time = {"reason": lost[one.name]} if one.name in lost else {"tflops": shape.N}
-            rows.append(one.row(suite, shape) | time)
-        return rows
+            time = {"reason": lost[one.name]} if one.name in lost else {"tflops": shape["N"]}
+            rows.append(one.row(suite, Shape(**shape)) | time)
+        return {"rows": rows}
 
     def run(*names, rounds=10):
         state.measured.clear()
         state.lost.clear()
-        bench.run(state.path, list(names), rounds, state.mark)
+        bench.run(state.path, list(names), bench.Bench(rounds, 0))
         return json.loads(state.path.read_text())
 
     competing = lambda *_: [Competitor(name, lambda q, k, v: q) for name in state.names]  # noqa: E731
     for room, name, fake in (
         (bench, "SUITES", {"table": SHAPES, "seeds": SHAPES[:1]}),
-        (bench, "measure", fake_measure),
-        (bench, "copy_bandwidth", lambda rounds: 4.0),
+        (bench, "answer", answer),
         (bench, "competitors", competing),
         (document, "machine", lambda device: {"gpu": "invented"}),
         (document, "commit", lambda: "abc"),
     ):
         monkeypatch.setattr(room, name, fake)
-    state.run = run
+    state.run, state.answer = run, answer
     return state
 
 
@@ -73,7 +71,7 @@ def test_a_stopped_run_goes_on(laboratory):
     assert laboratory.run("seeds", "table") == whole  # in the order of the suites
     assert laboratory.run("table", "seeds") == whole
     assert laboratory.measured == []
-    assert not list(laboratory.path.parent.glob(".*")) and laboratory.mark.read() is None
+    assert not list(laboratory.path.parent.glob(".*"))
     laboratory.names.append("c")  # a new competitor: its shapes are measured again
     rows = laboratory.run("table")["rows"]
     assert [row["version"] for row in rows[:9]] == ["a", "b", "c"] * 3
@@ -94,58 +92,44 @@ def test_another_state_starts_anew_and_sets_the_old_aside(laboratory, monkeypatc
     assert len(laboratory.run("seeds")["rows"]) == 2
 
 
-def test_the_lost_are_not_tried_again(laboratory):
-    before = laboratory.run("seeds", "table")["rows"]
-    place = bench.place(("table", SHAPES[1]))
-    bench.lose(laboratory.path, {"place": place, "version": "b", "reason": "it hung"})
-    rows = json.loads(laboratory.path.read_text())["rows"]
-    [row] = [row for row in rows if "reason" in row]
-    assert (row["version"], row["N"], row["reason"]) == ("b", 32, "it hung")
-    assert len(rows) == len(before)
-    laboratory.names.append("c")
-    laboratory.run("table")
-    assert laboratory.lost == [{}, {"b": "it hung"}, {}]
+class FakeWorker:
+    """A process in which "b" hangs; one that says nothing ends."""
+
+    made, silent = 0, False
+    answer = None
+
+    def __init__(self, module):
+        FakeWorker.made += 1
+
+    def ask(self, task, limit, note):
+        _, suite, _, lost = task
+        if self.silent:
+            return {"outcome": "failed", "why": "the process ended with 1: no reason given"}
+        if suite and "b" not in lost:
+            note("a")
+            note("b")
+            return {"outcome": "failed", "why": f"did not end within {limit:g} s"}
+        return self.answer(*json.loads(json.dumps(task)))
+
+    def end(self):
+        """It is over."""
 
 
-# What hangs or crashes.
-
-
-CHILD = """
-import importlib.util, json, os, sys, time
-from pathlib import Path
-
-_, module, path, running, place = sys.argv
-spec = importlib.util.spec_from_file_location("files", module)  # starts without torch
-spec.loader.exec_module(files := importlib.util.module_from_spec(spec))
-mark = files.Mark(Path(running), seconds=1)
-mark.place = json.loads(place)
-lost = [row["version"] for row in json.loads(Path(path).read_text())["rows"]]
-for version, end in (("a", None), ("b", time.sleep), ("c", lambda _: os.abort())):
-    mark(version)
-    if end is not None and version not in lost:
-        end(60)
-mark.clear()
-"""
-
-
-def test_the_rest_is_measured_without_what_hangs_or_crashes(tmp_path, capsys):
-    path, mark = tmp_path / "results.json", bench.Mark(tmp_path / "running")
-    path.write_text('{"rows": []}')
-    mark(None, "of an earlier run")
-    place = json.dumps(bench.place(("table", bench.SUITES["table"][0])))
-    command = [sys.executable, "-c", CHILD, files.__file__, str(path), str(mark.path), place]
-    assert bench.supervise(command, path, mark) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert [row["version"] for row in rows] == ["b", "c"]
-    assert {row["reason"] for row in rows} == {"did not end within 1 s, or ended the process"}
+def test_the_rest_is_measured_without_what_hangs(laboratory, monkeypatch, capsys):
+    """And what is lost is not tried again."""
+    monkeypatch.setattr(bench, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "answer", staticmethod(laboratory.answer))
+    bench.run(laboratory.path, ["seeds"], bench.Bench(10, 5.0))
+    assert FakeWorker.made == 2
+    a, b = json.loads(laboratory.path.read_text())["rows"]
+    assert a["tflops"] and b["reason"] == "did not end within 5 s"
     assert "b is left out of this shape" in capsys.readouterr().err
-
-
-def test_what_is_no_competitors_fault_stops_the_run(tmp_path, monkeypatch, capsys):
-    mark = bench.Mark(tmp_path / "running")
-    monkeypatch.setattr(bench.subprocess, "call", lambda command: mark(None) or 1)
-    assert bench.supervise([], tmp_path / "results.json", mark) == 1
-    assert capsys.readouterr().err == "error: the measuring process ended with code 1\n"
+    laboratory.names.append("c")
+    laboratory.run("seeds")
+    assert laboratory.lost == [{"b": "did not end within 5 s"}]
+    monkeypatch.setattr(FakeWorker, "silent", True)
+    with pytest.raises(RuntimeError, match="the process ended with 1"):  # nobody's fault
+        bench.Bench(10, 5.0).ask("seeds", {}, lost={})
 
 
 # The command.
@@ -185,9 +169,10 @@ def test_command_measures_resumes_and_starts_afresh(laboratory, monkeypatch, cap
     laboratory.stop_after = 0
     assert bench.main([*here, "--fresh"]) == 130
     assert "stopped; the same command goes on" in capsys.readouterr().err
-    asked = ["--worker", "--suite", "table", "seeds", "--rounds", "7", "--quiet"]  # of the child
-    monkeypatch.setattr(bench, "supervise", lambda command, *_: not {*asked} <= {*command})
-    assert bench.main([*command, "--rounds", "7", "--quiet"]) == 0
+    monkeypatch.setattr(bench, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "silent", True)
+    assert bench.main([*command, "--fresh"]) == 1
+    assert "error: the process ended with 1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

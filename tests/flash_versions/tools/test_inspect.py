@@ -77,6 +77,7 @@ ptxas info    : Used 168 registers, used 10 barriers
 
 def test_log_of_the_assembler():
     found = Assembly.of_log(LOG)
+    assert (found.registers, found.stack) == (168, 16)
     assert (found.spill_stores, found.spill_loads) == (16, 20)
     assert found.serialised == (
         "(C7511) Potential Performance Loss: wgmma.mma_async is serialized",

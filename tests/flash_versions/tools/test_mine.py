@@ -228,14 +228,10 @@ def test_instructions_per_score():
 
     softmax = ("FADD", "MUFU.EX2")
     warps = loop(*["HMMA.16816.F32.BF16"] * 64, *softmax)  # 16 x 64 scores a warp, two products
-    kernel = SimpleNamespace(hot_loops=[warps], num_warps=4, ttgir="")
+    kernel = SimpleNamespace(hot_loops=[warps])
     assert rank.per_score(kernel, 64) == 66 * 32 / (16 * 64)
     wgmma = ["HGMMA.64x128x16.F32.BF16"] * 4 + ["HGMMA.64x64x16.F32.BF16"] * 8
     kernel.hot_loops = [loop(*wgmma, *softmax, *softmax), loop(*wgmma, *softmax)]
     assert rank.per_score(kernel, 64) == 14 * 128 / (64 * 128)  # the loop with fewer
-    tcgen05 = "tc_gen5_mma %q : !ttg.memdesc<{}x{}xbf16, #s>, !ttg.memdesc<{}x{}xbf16, #s>, !ttg\n"
-    kernel.ttgir = tcgen05.format(128, 64, 64, 32) + 2 * tcgen05.format(128, 32, 32, 64)
-    kernel.hot_loops = [loop(*["UTCHMMA"] * 6, *softmax)]  # 64 / 16 + 32 / 16 of them
-    assert rank.per_score(kernel, 64) == pytest.approx(8 * 128 / (128 * 32))
     kernel.hot_loops = []
     assert rank.per_score(kernel, 64) == math.inf

@@ -68,6 +68,5 @@ def test_rates_are_operations_over_the_median():
             moved = found.get("bytes", 2 * shape.B * shape.N * shape.Hkv * shape.D * 2)
             assert found["tb_per_s"] == pytest.approx(moved / seconds / 1e12)
         else:
-            packed = suites.ragged_lengths(shape) if found["version"].endswith(" packed") else None
-            flops = shape.flops(packed) * (2.5 if found["pass"] == "backward" else 1)
+            flops = shape.flops() * (2.5 if found["pass"] == "backward" else 1)
             assert found["tflops"] == pytest.approx(flops / seconds / 1e12)

@@ -1,4 +1,6 @@
-"""Trials that go wrong, for the tests of `flash_versions.verify`."""
+"""A worker whose tasks go wrong, for the tests of `flash_versions.bench.workers`. It imports
+nothing of the package, so it starts at once.
+"""
 
 import json
 import os
@@ -7,6 +9,8 @@ import time
 
 for line in sys.stdin:
     version, number = json.loads(line)
+    sys.stdout.write(json.dumps({"running": version}) + "\n")
+    sys.stdout.flush()
     if number == 1 and version == "hangs":
         time.sleep(60)
     if number == 1 and version == "dies":
