@@ -11,7 +11,7 @@ from flash_versions.bench import measure
 from flash_versions.versions.oracle.reference import forward
 from tests.benchmarks import harness
 from tests.benchmarks.attention import suites
-from tests.benchmarks.training import training_step
+from tests.benchmarks.training import grpo_exact, training_step
 from tests.benchmarks.transformer import generate_speed
 from tests.benchmarks.transformer.torch_decoder import TorchDecoder
 from tests.helpers.models.random_checkpoint import TINY
@@ -192,3 +192,12 @@ def test_the_decoder_in_torch_alone_says_what_ours_says():
     theirs = TorchDecoder(model, 3, 21)
     theirs.step = theirs.forward  # not compiled, which takes long
     assert theirs.generate(prompts, 12).tolist() == [x.tokens for x in completions]
+
+
+def test_exact_grpo_is_measured(written):
+    """Its bits, small on the CPU, and steps of both kinds by turns."""
+    given = ("--tiny", "--trials", "1", "--rounds", "1", "--suite")
+    bits = written(grpo_exact, *given, "products", "where", "model")
+    assert [row.get("differ", row.get("tensors")) for row in bits] == [0] * 7
+    for row in written(grpo_exact, *given, "layout"):
+        assert set(row["ratios"]) == {"rollout", "learn", "step"}, row
