@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from flash_versions.bench.document import new_document
-from tests.benchmarks.harness import attempt, forget_peak, in_turns, keep, now, parser, peak_gib
+from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib
 from tests.helpers.models.random_checkpoint import TINY
 from transformer.generation.batch import prefill
 from transformer.generation.chat import Tokenizer
@@ -252,7 +252,10 @@ def by_turns(made, rounds, warm_up=2):
     for _ in range(warm_up):
         for step in made.values():
             step()
-    found = in_turns(made, rounds)
+    found = {name: [] for name in made}
+    for _ in range(rounds):
+        for name, call in made.items():
+            found[name].append(call())
     of = {
         name: {
             key: statistics.median(x[key] for x in rows)
