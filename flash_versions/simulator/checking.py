@@ -3,8 +3,7 @@
 Inside of `Watch.watching()`, the memory of the tensors that this thread's launches take is watched.
 An access outside of a tensor, of an element that nothing wrote, or to what another program accesses
 without an atomic operation between is an error that names the element. Lanes whose mask is false
-and that have no `other` are NaN; of integers, a number far outside. In Gluon, accesses of shared
-memory that no barrier orders are errors, too: see `gluon/hazards.py`.
+and that have no `other` are NaN; of integers, a number far outside.
 """
 
 import itertools
