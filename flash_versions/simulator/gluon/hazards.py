@@ -127,10 +127,10 @@ def read(tile, key=None, time=0):
 def too_early(fill, read, partition):
     """What is said of a tile that is filled again while it may still be read."""
     filler, reader, barrier = partition, read.partition, partition.waited
-    if read.time is None:
-        why = "the product or the TMA store that reads it is in flight: nothing has waited for it"
-    elif few := too_few(barrier, {x.partition for x in fill.reads}):
+    if few := too_few(barrier, {x.partition for x in fill.reads}):
         why = few
+    elif read.time is None:
+        why = "the product or the TMA store that reads it is in flight: nothing has waited for it"
     elif barrier is not None and partition.clock.get(read.partition, 0) and partition.stale is None:
         why = (
             f"{filler} has waited for {barrier}, and the last arrival of {reader} "
