@@ -21,7 +21,6 @@ from flash_versions.simulator.memory import Memory
 from flash_versions.simulator.state import here
 
 NOBODY, SEVERAL = -1, -2
-PARTITIONS = 16  # of a program, at most: who stores what is numbered by programs and partitions
 ALLOCATE = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
 # What a launch asks of a tensor; none of it touches the elements.
 ASK = frozenset((
@@ -37,8 +36,8 @@ class Seen:
     Attributes:
         loads, stores: how many elements were accessed.
         written: whether something wrote each; None of what was given with its values.
-        writer, reader, stored_at: who stored or loaded each last, in this launch, and when.
-        epochs: partition -> the time on its clock at its last store (see `gluon/hazards.py`).
+        writer, reader, stored_at: which program stored or loaded each last, in this launch, and
+            when.
     """
 
     def __init__(self, number: int, fresh: bool) -> None:
@@ -47,7 +46,6 @@ class Seen:
 
     def begin(self) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
-        self.epochs: dict[Any, int] = {}
         self.writer, self.reader, self.stored_at = np.full((3, self.number), NOBODY)
 
 
@@ -121,8 +119,8 @@ def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
 
 
 def strangers(who: Any) -> Any:
-    """Which of these who were at an element belong to another program."""
-    return (who != NOBODY) & (who // PARTITIONS != here.program.number)
+    """Which of the programs that were at elements are not the one that runs."""
+    return (who != NOBODY) & (who != here.program.number)
 
 
 def first_of(values: Any, chosen: Any) -> int:
@@ -204,15 +202,15 @@ class WatchedMemory(Memory):
         self.check_written(offset, "read")
         if self.is_input or here.program.grid == (1, 1, 1):
             return
-        writer, reader, own = seen.writer[offset], seen.reader[offset], number * PARTITIONS
+        writer, reader = seen.writer[offset], seen.reader[offset]
         others = strangers(writer)
         if others.any() and not self.ordered(offset[others], np.asarray(writer)[others]):
             raise AccessError(
                 f"program {number} reads {self.element(first_of(offset, others))}, which program "
-                f"{first_of(writer, others) // PARTITIONS} stores: on a GPU either may come first; "
-                "only an atomic operation of both between tells"
+                f"{first_of(writer, others)} stores: on a GPU either may come first; only an "
+                "atomic operation of both between tells"
             )
-        seen.reader[offset] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
+        seen.reader[offset] = np.where(strangers(reader), SEVERAL, number)
 
     def check_written(self, offset: Any, what: str) -> None:
         """Refuse that something is done with what nothing wrote."""
@@ -224,7 +222,7 @@ class WatchedMemory(Memory):
     def ordered(self, offset: Any, writer: Any) -> bool:
         """Whether atomic operations of both programs lie between stores and a load of this one."""
         atomics, stored = self.watch.atomics, self.seen.stored_at[offset]
-        released = np.array([atomics.get(x // PARTITIONS, -1) for x in writer.tolist()])
+        released = np.array([atomics.get(x, -1) for x in writer.tolist()])
         now = atomics.get(here.program.number, -1)
         return bool((released > stored).all() and (now > stored).all())
 
@@ -237,12 +235,12 @@ class WatchedMemory(Memory):
     def note_store(self, offset: Any) -> None:
         """Refuse to store to an input, or where another program loads or stores."""
         self.check_changes("a store")
-        seen, program, partition = self.seen, here.program, here.partition
+        seen, program = self.seen, here.program
         seen.stores += offset.size
-        if program.grid != (1, 1, 1) or partition is not None:
+        if program.grid != (1, 1, 1):
             for kind, who in (("stores", seen.writer[offset]), ("reads", seen.reader[offset])):
                 if (others := strangers(who)).any():
-                    other = first_of(who, others) // PARTITIONS
+                    other = first_of(who, others)
                     which = f"program {other}" if other >= 0 else "another program"
                     begin = "two programs store" if kind == "stores" else "a program stores"
                     raise AccessError(
@@ -250,25 +248,10 @@ class WatchedMemory(Memory):
                         f"{program.number} stores it, and {which} {kind} it, too; on a GPU either "
                         "may come first"
                     )
-            index = 0
-            if partition is not None:
-                self.check_partitions(offset)
-                index, seen.epochs[partition] = partition.index, partition.clock[partition]
-            seen.writer[offset] = program.number * PARTITIONS + index
+            seen.writer[offset] = program.number
             seen.stored_at[offset] = self.watch.tick()
         if seen.written is not None:
             seen.written[offset] = True
-
-    def check_partitions(self, offset: Any) -> None:
-        """Refuse to store where another partition has, if no barrier says that this comes later."""
-        partition, epochs, writer = here.partition, self.seen.epochs, self.seen.writer[offset]
-        for one in here.program.partitions:
-            same = writer == here.program.number * PARTITIONS + one.index
-            if same.any() and partition is not one and partition.clock.get(one, 0) < epochs[one]:
-                raise AccessError(
-                    f"two partitions store {self.element(first_of(offset, same))}: {partition} and "
-                    f"{one}; either may come first"
-                )
 
     def check_changes(self, what: str) -> None:
         """Refuse to change an input."""

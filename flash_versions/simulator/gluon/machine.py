@@ -257,7 +257,6 @@ class Partition:
         self.written, self.read, self.before_tma, self.before_count = set(), set(), set(), set()
         self.clock = {self: 1} if parent is None else released(parent) | {self: 1}
         self.waited, self.stale, self.ended = None, None, {}
-        self.index = len(program.partitions)
         program.partitions.append(self)
 
     def run(self, pauses=False):
