@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError
-from flash_versions.simulator.memory import Memory
+from flash_versions.simulator.memory import Memory, first_of
 from flash_versions.simulator.state import here
 
 NOBODY, SEVERAL = -1, -2
@@ -123,11 +123,6 @@ def strangers(who: Any) -> Any:
     return (who != NOBODY) & (who != here.program.number)
 
 
-def first_of(values: Any, chosen: Any) -> int:
-    """The first of these that is chosen."""
-    return int(np.asarray(values)[np.asarray(chosen)].reshape(-1)[0])
-
-
 class WatchedMemory(Memory):
     """The storage of a tensor of which a kernel may access the tensor's elements only.
 
@@ -137,7 +132,7 @@ class WatchedMemory(Memory):
 
     def __init__(self, watch: Watch, tensor: torch.Tensor, kind: dtype, name: str) -> None:
         super().__init__(tensor, kind, watch.names.get(tensor.untyped_storage().data_ptr(), name))
-        self.watch, self.tensor = watch, tensor
+        self.watch = watch
         self.is_input, self.own = self.address in watch.names, None
         if tensor.numel() != self.data.size or not tensor.is_contiguous():
             self.own = np.zeros(self.data.size, bool)
@@ -152,37 +147,11 @@ class WatchedMemory(Memory):
         self.seen.begin()
         watch.atomics.clear()
 
-    def element(self, offset: int) -> str:
-        """An element by name, such as "o[3, 0]"."""
-        x, index = self.tensor, [0] * self.tensor.ndim
-        left: Any = int(offset) - x.storage_offset()
-        for axis in sorted(range(x.ndim), key=x.stride, reverse=True):
-            if x.stride(axis) and x.shape[axis] > 1:
-                index[axis], left = divmod(left, x.stride(axis))
-        return f"{self.name}{index}"
-
     def check(self, offset: Any, what: str) -> None:
         """Refuse an access outside of the tensor."""
-        if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
-            self.refuse(first_of(offset, (offset < 0) | (offset >= self.data.size)), what)
-        elif self.own is not None and not (own := self.own[offset]).all():
-            self.refuse(first_of(offset, ~own), what)
-
-    def refuse(self, first: int, what: str) -> None:
-        """Name an element that is none of the tensor's."""
-        x, place = self.tensor, first - self.tensor.storage_offset()
-        size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
-        shape, said = " x ".join(map(str, x.shape)) or "1", f"a {what} goes"
-        if 0 <= place < size:
-            raise AccessError(
-                f"{said} outside of {self.name}, {place} elements behind its begin: it is not "
-                f"contiguous, its strides are {list(x.stride())} ({shape} elements)"
-            )
-        raise AccessError(
-            f"{said} to element {place} of {self.name}, which has {x.numel()} ({shape}): "
-            f"{'past the end' if place >= 0 else 'before the begin'}, so it needs another mask or "
-            "address"
-        )
+        super().check(offset, what)
+        if self.own is not None and not (own := self.own[offset]).all():
+            self.refuse(offset, ~own, what)
 
     def load(self, offset: Any, valid: Any = None) -> Any:
         """See `Memory.load`."""
