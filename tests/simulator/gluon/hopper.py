@@ -7,7 +7,6 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.simulator.rebind import Function
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper import host as fa3_host
 from flash_versions.versions.fa3.hopper.backward import kernel as BACKWARD
@@ -41,18 +40,6 @@ def taken(left_to_portable, of=HOPPER, **more):
                 left = left_to_portable(make_request(*inputs, **options))
                 found += [case] if left is None else []
     return found
-
-
-class Watched(Function):
-    """A function of a kernel whose arguments are seen at each call."""
-
-    def __init__(self, function, see):
-        super().__init__(function)
-        self.see = see
-
-    def __call__(self, *arguments):
-        self.see(*arguments)
-        return super().__call__(*arguments)
 
 
 def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):

@@ -14,7 +14,8 @@ from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell.host import left_to_portable
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import Watched, gpu, qkv, taken
+from tests.helpers.kernels.watch import told
+from tests.simulator.gluon.hopper import gpu, qkv, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 SMALL = config.BlackwellConfig(stages=4)
@@ -105,9 +106,7 @@ def growing(M, N, growth=12.0):
 def raised(monkeypatch):
     """Whether a row of the tile was raised, of each call of `rescale`."""
     found = []
-    see = Watched(
-        forward_blackwell.rescale, lambda acc, alpha, D: found.append((alpha.a < 1).any())
-    )
+    see = told(forward_blackwell.rescale, lambda acc, alpha, D: found.append((alpha.a < 1).any()))
     monkeypatch.setattr(forward_blackwell, "rescale", see)
     return found
 

@@ -17,7 +17,8 @@ from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.quantized import prepare
-from tests.simulator.gluon.hopper import HOSTS, Watched, small, taken
+from tests.helpers.kernels.watch import told
+from tests.simulator.gluon.hopper import HOSTS, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -203,7 +204,7 @@ def test_fp16_holds_the_largest_scores_and_their_differences(size):
 def started(monkeypatch):
     """The scores, of two keys each, of every step of `raise_start`."""
     found = []
-    see = Watched(fa4_kernel.raise_start, lambda s, *state: found.append(s))
+    see = told(fa4_kernel.raise_start, lambda s, *state: found.append(s))
     monkeypatch.setattr(fa4_kernel, "raise_start", see)
     return found
 

@@ -11,17 +11,8 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
-from tests.simulator.gluon.hopper import (
-    HOSTS,
-    VERSIONS,
-    Watched,
-    attend,
-    check,
-    gpu,
-    qkv,
-    small,
-    taken,
-)
+from tests.helpers.kernels.watch import told
+from tests.simulator.gluon.hopper import HOSTS, VERSIONS, attend, check, gpu, qkv, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -130,13 +121,6 @@ def test_head_dims(place, version, order):
     if "cu_seqlens_q" in options:
         inputs = [x[0] for x in inputs]
     check(version, None, *inputs, **options)
-
-
-@by_order
-@by_version
-def test_panels_in_every_order(version, order):
-    config = small(version, stages=2, o_columns=64)
-    check(version, config, *qkv(192, 160, 2, 160, kv_heads=1))
 
 
 @by_version
@@ -258,7 +242,7 @@ def growing(M, N, block):
 def raised(monkeypatch):
     """The rows that were raised, (64,), of each call of `correct`."""
     found = []
-    see = Watched(correction.correct, lambda acc, alpha: found.append(torch.tensor(alpha.a != 1)))
+    see = told(correction.correct, lambda acc, alpha: found.append(torch.tensor(alpha.a != 1)))
     monkeypatch.setattr(correction, "correct", see)
     return found
 
