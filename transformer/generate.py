@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformer.generation.answers import (
     conversation,
     describe,
 )
-from transformer.generation.batch import PREFILL_CHUNK
+from transformer.generation.batch import PREFILL_CHUNK, WORTH_A_GRAPH
 from transformer.generation.command import (
     INTERRUPTED,
     Parser,
@@ -283,6 +284,8 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
     history, kept = conversation(None, arguments.system_prompt), Kept()
     generators = row_generators(arguments.seed, 1)
     report = "nothing has been answered yet\n"
+    if interactive and session.device.type == "cuda":
+        warm_up(session)
     while True:
         try:
             line = input("> " if interactive else "").strip()
@@ -322,6 +325,13 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
             sys.stderr.write(session.remark(completion))
             report = session.report(statistics)
             history = [*left, {"role": "assistant", "content": completion.text}]
+
+
+def warm_up(session: Session) -> None:
+    """Continue some tokens for nobody: the first question then finds the kernels loaded."""
+    tokens = [0] * min(32, session.model.config.max_positions // 2)
+    brief = replace(session, max_tokens=WORTH_A_GRAPH + 1)
+    brief.answer([tokens], row_generators(0, 1), lambda row, text: None)
 
 
 def answer(

@@ -34,6 +34,7 @@ from transformer.model.paged_cache import PagedKVCache
 
 PREFILL_CHUNK = 16384  # tokens of all rows in a forward: enough to keep a GPU busy
 FEW_ROWS = 256  # a GPU's step takes as long for fewer
+SOON = 1e-3  # seconds, of which launching and capturing a step takes more
 WORTH_A_GRAPH = 16  # tokens; capturing a step takes as long as launching it a few times
 
 
@@ -175,8 +176,9 @@ class Batch:
                 decoding.shorten(max(row.stored for row in running))
                 self._leave_ended(decoding, len(running))
                 left = max(row.limit - len(row.tokens) for row in running)
-                # The first token does not wait until the first step is launched and captured.
-                most = 2 if self.fixed and self.first_arrived is not None else 1
+                # The first token does not wait for the first step, unless kernels are compiled.
+                first = self.first_arrived is None and not compiling.now
+                most = 1 if not self.fixed or (first and decoding.arrives(SOON)) else 2
                 while decoding.in_flight < most:
                     unasked = left - decoding.ahead
                     if unasked < 1 and decoding.in_flight:

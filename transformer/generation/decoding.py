@@ -9,6 +9,7 @@ most of the time.
 """
 
 import math
+import time
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -103,6 +104,13 @@ class Decoding:
     def in_flight(self) -> int:
         """What was sent and not fetched yet."""
         return len(self._sent)
+
+    def arrives(self, seconds: float) -> bool:
+        """Whether the oldest in flight is there, or is there within so many seconds."""
+        arrived, end = self._sent[0][-1], time.perf_counter() + seconds
+        while not (there := arrived is None or arrived.query()) and time.perf_counter() < end:
+            pass
+        return there
 
     def advance(self, count: int) -> None:
         """Add `count` tokens to every row. Launches only: nothing waits for the device."""

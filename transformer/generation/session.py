@@ -18,7 +18,7 @@ from transformer.generation.stats import Statistics, size_text
 from transformer.model.decoder import Config, Transformer, choose_attention
 from transformer.model.exact import BLOCKS, attention_of
 from transformer.model.kernels.host import say_simulated
-from transformer.model.kernels.startup import compiling
+from transformer.model.kernels.startup import warming_up
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
 SIMULATED_PARAMETERS = 10_000_000  # models with more are tedious to simulate
@@ -122,14 +122,13 @@ class Session:
                     f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
                     f" 0 to {tokenizer.vocab_size - 1}"
                 )
-        if where.type == "cuda":
-            compiling.begin()
-        paged = engine.page_size is not None
-        version, notes = choose_attention(
-            attention, config, where, DTYPES[dtype], precision, paged, exactly=exact
-        )
-        attend = attention_of(version, exact, precision=precision)
-        model = load_model(folder, attend, where, DTYPES[dtype], kernels)
+        with warming_up(where, DTYPES[dtype]):
+            paged = engine.page_size is not None
+            version, notes = choose_attention(
+                attention, config, where, DTYPES[dtype], precision, paged, exactly=exact
+            )
+            attend = attention_of(version, exact, precision=precision)
+            model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         is_simulated = where.type == "cpu" and version not in (*flash_versions.BASELINES, BLOCKS)
         if is_simulated:

@@ -11,6 +11,7 @@ from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Config, Transformer
+from transformer.model.kernels.startup import compiling
 from transformer.training import byte_tokenizer
 
 
@@ -290,12 +291,18 @@ def test_rows_that_have_ended_are_left_behind(tokenizer):
     assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
 
 
-def test_the_first_token_does_not_wait_for_a_step(tokenizer, monkeypatch):
+@pytest.mark.parametrize(("arrives", "compiles", "first"), [(1, 0, 1), (0, 0, 2), (1, 1, 2)])
+def test_the_first_step_begins_while_the_first_token_is_on_its_way(
+    tokenizer, monkeypatch, arrives, compiles, first
+):
+    """Or while kernels are compiled, so that none is within the answer."""
+    monkeypatch.setattr(Decoding, "arrives", lambda self, seconds: arrives)
+    monkeypatch.setattr(compiling, "now", compiles)
     model, calls, fetch = Transformer(CONFIG), [], Decoding.fetch
     monkeypatch.setattr(Decoding, "fetch", lambda self: calls.append("fetch") or fetch(self))
     model.register_forward_pre_hook(lambda *_: calls.append("forward"))
     generate(model, tokenizer, [[1]], max_tokens=3, engine=EngineOptions(page_size=16))
-    assert calls.index("fetch") == 1
+    assert calls.index("fetch") == first
 
 
 @pytest.mark.parametrize(

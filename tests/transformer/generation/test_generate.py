@@ -247,6 +247,29 @@ def test_a_chat_remembers_and_forgets(command, model, tokenizer, monkeypatch):
     assert "/help" in err
 
 
+def test_a_chat_on_a_gpu_loads_its_kernels_before_the_first_question(command, monkeypatch):
+    really, load, asked = session.Session.answer, session.Session.load, []
+
+    def watch(self, prompts, *arguments, **options):
+        asked.append("kept" in options)
+        return really(self, prompts, *arguments, **options)
+
+    def typed(prompt=""):
+        asked.append(prompt)
+        return "hi" if asked.count("> ") == 1 else "/exit"
+
+    _, plain, _ = converse(command, monkeypatch, "hi", arguments=["--chat", "--temp", "1"])
+    on_gpu = lambda *names, **options: replace(load(*names, **options), device=torch.device("cuda"))  # noqa: E731
+    monkeypatch.setattr(session.Session, "load", on_gpu)
+    monkeypatch.setattr(session.Session, "answer", watch)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", typed)
+    _, out, err = command("--chat", "--temp", "1")
+    assert asked == [False, "> ", True, "> "]
+    assert out == plain and err.startswith("/help")
+
+
 def test_the_commands_of_a_chat(command, monkeypatch):
     lines = ["/stats", "/nonsense", "/help", "hi", "/stats", KeyboardInterrupt]
     code, _, err = converse(command, monkeypatch, *lines)

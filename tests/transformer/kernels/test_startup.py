@@ -25,8 +25,7 @@ def test_compiling_is_said_once_where_it_is_done(stream, monkeypatch, tmp_path):
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     for first in (True, False):
         says = startup.Compiling()
-        monkeypatch.setattr(knobs.compilation, "listener", None)
-        says.begin()
+        monkeypatch.setattr(knobs.compilation, "listener", says.listen)
         monkeypatch.setattr(sys, "stderr", stream())
         kernel.device_caches.clear()
         with compiling("sm_90"):
@@ -38,3 +37,15 @@ def test_compiling_is_said_once_where_it_is_done(stream, monkeypatch, tmp_path):
         assert said.startswith(startup.NOTICE) and said.endswith("\n") if first else not said
         assert (" 2kernel [" in said) == (first and stream is Terminal)
         assert " 3kernel [" not in said  # and not the rate, such as 23.43kernel/s
+
+
+def test_what_fails_early_is_left_to_where_it_is_needed(monkeypatch):
+    """On a CPU nothing is begun."""
+    begun = []
+    monkeypatch.setattr(knobs.compilation, "listener", None)
+    monkeypatch.setattr(startup, "load_compiler", lambda: begun.append("compiler"))
+    monkeypatch.setattr(startup, "load_products", lambda *given: begun.append(given) or 1 / 0)
+    for device in map(torch.device, ("cpu", "cuda")):
+        with startup.warming_up(device, torch.bfloat16):
+            assert (knobs.compilation.listener is None) == (device.type == "cpu")
+    assert begun == ["compiler", (torch.device("cuda"), torch.bfloat16)]
