@@ -36,7 +36,7 @@ MADE_BY = {
     " --batch-tokens 65536 --lr 3e-3 --out runs/countdown-taught",
     **{
         f"runs/{recipe}/final": f"transformer.grpo --recipe {recipe}"
-        for recipe in ("sums", "countdown", "practice", "finish")
+        for recipe in ("sums", "countdown", "practice")
     },
 }
 DOWNLOADED = ("model*.safetensors", "*.json", "*.jinja")

@@ -34,30 +34,23 @@ class Mix(Task):
         return corpus.addressed(rng, problem)
 
 
-# What is practised, in shares: first,
-OTHERS: dict[Task, int] = {
+# What is practised, in shares.
+PRACTICE: dict[Task, int] = {
+    Mix(): 100,
+    Subtract(): 20,
+    Subtract(4): 10,
+    Subtract(3): 8,
     Add(): 5,
     TASKS["signed"]: 5,
+    TASKS["spelled"]: 7,
     TASKS["multiply"]: 7,
     FollowUps(): 16,
-    TASKS["sort"]: 8,
+    TASKS["sort"]: 12,
     TASKS["reverse"]: 5,
     TASKS["count"]: 5,
     TASKS["small talk"]: 5,
     TASKS["unknown"]: 5,
-    TASKS["beyond"]: 5,
-}
-PRACTICE: dict[Task, int] = {Mix(): 100, Subtract(): 20, Subtract(4): 10, Subtract(3): 8, **OTHERS}
-# and afterwards.
-FINISH: dict[Task, int] = {
-    Mix(): 100,
-    Subtract(4, close=True): 15,
-    Subtract(3, close=True): 10,
-    Subtract(): 8,
-    Subtract(2): 60,
-    **OTHERS,
-    TASKS["multiply"]: 20,
-    TASKS["small talk"]: 20,
+    TASKS["beyond"]: 10,
 }
 
 
@@ -65,18 +58,10 @@ class Practice(Task):
     """`Mix` with more of what a model of a sloppy teacher gets wrong; it is judged by `Mix`."""
 
     name = "practice"
-    shares = PRACTICE
 
     def sample(self, rng: Random, held_out: bool = False) -> Problem:
         """Draw a problem of one of the tasks."""
-        tasks, shares = tuple(self.shares), tuple(self.shares.values())
+        tasks, shares = tuple(PRACTICE), tuple(PRACTICE.values())
         task = tasks[0] if held_out else rng.choices(tasks, shares)[0]
         problem = task.sample(rng, held_out)
         return problem if isinstance(task, Mix) else corpus.addressed(rng, problem)
-
-
-class Finish(Practice):
-    """The same with what is wrong after that: close numbers, short ones in words, new wordings."""
-
-    name = "finish"
-    shares = FINISH

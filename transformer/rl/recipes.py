@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from transformer.generation.sampling import LARGEST, Sampling
 from transformer.model.files import read_jsonl
 from transformer.rl.loss import Loss, PolicyLoss, Ratio, Reduce, Scale
-from transformer.rl.practice import Finish, Mix, Practice
+from transformer.rl.practice import Mix, Practice
 from transformer.tasks.named import find_named
 from transformer.tasks.problems import Problems
 from transformer.tasks.skills import TASKS, Add
@@ -159,32 +159,17 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "micro_batch": 512,
         "eval_every": 20,
     },
-    # For a GPU, eleven minutes: all that the model was taught. Many problems, small steps and the
+    # For a GPU, five minutes: all that the model was taught. Many problems, small steps and the
     # mean of the last, and no bets on the usual answer: otherwise some of what was known gets lost.
     "practice": {
         "task": "practice",
-        "steps": 1500,
+        "steps": 450,
         "prompts": 384,
         "max_tokens": 272,
         "lr": 1.5e-4,
         "decay": 0.6,
         "scale": "mean",
         "average": 0.2,
-        "micro_batch": 512,
-        "eval_every": 500,
-        "eval_problems": 512,
-    },
-    # Anywhere, an hour on two cores: what is still wrong after that, in smaller steps.
-    "finish": {
-        "model": "runs/practice/final",
-        "task": "finish",
-        "steps": 450,
-        "prompts": 128,
-        "max_tokens": 272,
-        "lr": 5e-5,
-        "decay": 0.6,
-        "scale": "mean",
-        "average": 0.3,
         "micro_batch": 512,
         "eval_every": 150,
         "eval_problems": 512,
@@ -214,8 +199,7 @@ def find_task(name: str) -> Task:
     Raises:
         ValueError: there is none.
     """
-    known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), **TASKS}
-    known |= {task.name: task for task in (Practice(), Finish())}
+    known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), "practice": Practice(), **TASKS}
     task = find_named(name, known, "task", "module:Class")
     if isinstance(task, type) and issubclass(task, Task):
         try:

@@ -8,7 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from transformer.tasks.phrases import COMPARE, PATTERNS, SORT, expand, group, number_text, say
+from transformer.tasks.phrases import (
+    COMPARE,
+    PATTERNS,
+    SORT,
+    expand,
+    group,
+    in_words,
+    number_text,
+    say,
+)
 from transformer.tasks.unknown import some_word
 
 LONGEST = 6  # numbers that are still sorted
@@ -25,7 +34,9 @@ def number_of(rng: Random, digits: int) -> int:
 
 
 def numbers_to_sort(rng: Random, count: int) -> tuple[int, ...]:
-    """Numbers of one length or of several, up to four digits; some share their first digits."""
+    """Numbers of one length or of several, up to four digits; some share their first digits, and
+    in one list in four some are below zero.
+    """
     lengths = rng.choice(
         ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 2), (1, 2, 3), (1, 2, 3, 4))
     )
@@ -33,13 +44,24 @@ def numbers_to_sort(rng: Random, count: int) -> tuple[int, ...]:
     if rng.random() < 0.25:
         size = 10 ** rng.randint(1, 2)
         numbers = [numbers[0] - numbers[0] % size + rng.randrange(size) for _ in numbers]
+    if max(numbers) < 1000 and rng.random() < 0.35:  # with a sign, too, of at most four characters
+        often = rng.choice((0.3, 0.5, 1))
+        numbers = [-number if rng.random() < often else number for number in numbers]
     return tuple(numbers)
 
 
 def listed(rng: Random, items: tuple) -> str:
     """Items in a row, as people write them."""
     separator, last = rng.choice(
-        ((", ", " and "), (", ", ", "), (", ", ", "), (", ", ", and "), (" ", " "), (",", ","))
+        (
+            (", ", " and "),
+            (", ", ", "),
+            (", ", ", "),
+            (", ", ", and "),
+            (" ", " "),
+            (",", ","),
+            ("  ", "  "),
+        )
     )
     text = separator.join(map(str, items[:-1])) + last + str(items[-1])
     return f"[{text}]" if separator == ", " == last and rng.random() < 0.1 else text
@@ -47,7 +69,7 @@ def listed(rng: Random, items: tuple) -> str:
 
 def _long(rng: Random) -> str:
     # five digits most often: what is next to the longest numbers that are answered
-    return number_text(rng, number_of(rng, rng.choice((5, 5, 5, 6, 7, 8, 9))))
+    return number_text(rng, number_of(rng, rng.choice((5, 5, 5, 6, 7, 8, 9, rng.randint(10, 30)))))
 
 
 def _short(rng: Random) -> str:
@@ -85,6 +107,34 @@ def _sort(rng: Random, items: tuple) -> str:
     return say(rng, SORT[rng.choice(tuple(SORT))], numbers=listed(rng, items))
 
 
+def _below(rng: Random) -> str:
+    number = -max(1, number_of(rng, rng.choice((1, 1, 2, 2, 3))))
+    return f"{rng.choice(('minus', 'negative'))} {-number}" if rng.random() < 0.1 else str(number)
+
+
+def _missing(rng: Random) -> str:
+    """A question that lacks an operand."""
+    section = rng.choice(("add", "subtract", "multiply", "compare", "sort", "words"))
+    if section == "words":
+        # Not dressed: "please" may be the word.
+        pattern = expand(rng, rng.choice(PATTERNS[rng.choice(("reverse", "letters"))]))
+        return pattern.replace("{word}", "").replace("  ", " ").strip()
+    if section == "sort":
+        numbers = rng.choice(("", "", "?", "...", _short(rng)))
+        return say(rng, SORT[rng.choice(tuple(SORT))], numbers=numbers).replace("  ", " ")
+    compared = section == "compare"
+    patterns = COMPARE[rng.choice(tuple(COMPARE))] if compared else PATTERNS[section]
+    operands = [_short(rng), rng.choice(("", "", "", "?", "?", "_", "...", "?"))]
+    rng.shuffle(operands)
+    return say(rng, patterns, a=operands[0], b=operands[1]).replace("  ", " ").strip()
+
+
+def _thousands(rng: Random) -> str:
+    """A number of five or six digits in words."""
+    rest = rng.choice(("", "", f" {in_words(rng, rng.randint(1, 999))}"))
+    return f"{in_words(rng, rng.randint(10, 999))} thousand{rest}"
+
+
 def _long_sort(rng: Random) -> str:
     return _sort(rng, numbers_to_sort(rng, LONGEST + rng.choice((1, 1, 2, 2, 3, 4, 6))))
 
@@ -97,12 +147,14 @@ def _other_sort(rng: Random) -> str:
 def _filled(rng: Random, section: str) -> str:
     """A sentence of a section, each slot filled in by itself."""
     pattern = expand(rng, rng.choice(BEYOND[section]))
+    spelled = section == "chains" and rng.random() < 0.1
     operands: dict[str, object] = {}
     for i in range(pattern.count("{")):
         before, _, rest = pattern.partition("{")
         name, _, after = rest.partition("}")
         pattern = f"{before}<{i}>{after}"
-        operands[str(i)] = _SLOTS[name](rng)
+        value = _SLOTS[name](rng)
+        operands[str(i)] = in_words(rng, value) if spelled and isinstance(value, int) else value
     for i in range(len(operands)):
         pattern = pattern.replace(f"<{i}>", "{" + str(i) + "}")
     return say(rng, (pattern,), **operands)
@@ -112,6 +164,7 @@ _SLOTS: dict[str, Callable[[Random], object]] = {
     "digit": lambda rng: rng.randint(2, 9),
     "small": lambda rng: number_of(rng, rng.choice((1, 2, 2, 3))),
     "large": _short,
+    "long": _long,
     "word": some_word,
 }
 BEYOND = group("beyond")
@@ -127,5 +180,11 @@ KINDS: dict[str, Callable[[Random], str]] = {
     "comparing five digits": lambda rng: _comparison(rng, _long),
     "sorting seven or more": _long_sort,
     "sorting words or decimals": _other_sort,
+    "five digits in words": lambda rng: say(
+        rng, PATTERNS[rng.choice(("add", "subtract", "multiply"))], **_pair(rng, _thousands)
+    ),
+    "products below zero": lambda rng: say(rng, PATTERNS["multiply"], **_pair(rng, _below)),
+    "comparing below zero": lambda rng: _comparison(rng, _below),
+    "a missing number": _missing,
     **{name: partial(_filled, section=name) for name in BEYOND},
 }

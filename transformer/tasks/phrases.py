@@ -8,7 +8,7 @@ training data: another line, or another order of the lines, gives other draws fr
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -53,11 +53,13 @@ def group(name: str) -> dict[str, tuple[str, ...]]:
 
 
 COMPARE, SORT, SIGNED, FOLLOW_UP = map(group, ("compare", "sort", "signed", "follow-up"))
-SMALL_TALK, REPLIES = map(group, ("small talk", "reply"))
+SMALL_TALK, BARE, REPLIES = map(group, ("small talk", "bare", "reply"))
 WORDS = {name: tuple(" ".join(lines).split()) for name, lines in group("words").items()}
 
 _alternatives = re.compile(r"\(([^()]*)\)")
 _operand = re.compile(r"(\{\w+\})")
+# What errors may touch: without its x, `9 x 5` is another question.
+_word = re.compile(r"\b(?!(?:x|km|cm|m)\b)[^\W\d_]+")
 
 
 def expand(rng: Random, pattern: str) -> str:
@@ -84,20 +86,49 @@ def dress(rng: Random, sentence: str, **operands: object) -> str:
         sentence = _between_operands(sentence, str.upper)
     if chance() < 0.05:
         sentence = _between_operands(sentence, lambda text: mistype(rng, text))
+    if chance() < 0.06:
+        sentence = respace(rng, sentence, operands)
     for name, value in operands.items():
         sentence = sentence.replace("{" + name + "}", str(value))
     return sentence
 
 
-def opener(rng: Random) -> str:
-    """One of the openers, as people type them: in lower case or not, with or without a mark."""
-    text = expand(rng, rng.choice(PATTERNS["openers"]))
+def bare(rng: Random, patterns: Sequence[str]) -> str:
+    """A word or two, as people type them: in lower case or not, with or without a mark."""
+    text = expand(rng, rng.choice(patterns))
     text = rng.choice((text, text, text.capitalize(), text.capitalize(), text.upper()))
     if rng.random() < 0.04:
         text = mistype(rng, text)
+    if rng.random() < 0.04:
+        text += text[-1] * rng.randint(1, 12)
     return text + rng.choice(
         ("", "", "", "", "!", "!", ".", ".", "?", "!!", "...", " :)", " !", ",")
     )
+
+
+def respace(rng: Random, sentence: str, operands: Mapping[str, object]) -> str:
+    """A sentence with wide gaps, or glued to the digits in it: `12plus9`, `whatis 5+3`.
+
+    The gap between two operands stays, and so does one before a minus sign: `sort-5` may be either.
+    """
+    if rng.random() < 0.5:
+        gap, often = rng.choice(("  ", "  ", "   ", "    ", "\t")), rng.choice((0.3, 1))
+        return re.sub(" ", lambda _: gap if rng.random() < often else " ", sentence)
+    parts = _operand.split(sentence)
+    values = ["", *(str(operands.get(name[1:-1], "")) for name in parts[1::2]), ""]
+    often = rng.choice((0.5, 1))
+    for i, (left, right) in enumerate(zip(values, values[1:])):
+        text = parts[2 * i]
+        if not text.strip():
+            continue
+        if left[-1:].isdigit() and rng.random() < often:
+            text = text.lstrip(" ")
+        if right[:1].isdigit() and rng.random() < often:
+            text = text.rstrip(" ")
+        if rng.random() < 0.3:
+            text = re.sub(r"(?<=\S) (?=\S)", "", text, count=1)
+        parts[2 * i] = text
+    return "".join(parts)
 
 
 def _between_operands(sentence: str, change: Callable[[str], str]) -> str:
@@ -108,7 +139,7 @@ def _between_operands(sentence: str, change: Callable[[str], str]) -> str:
 
 def mistype(rng: Random, text: str) -> str:
     """A text with one letter dropped, doubled, replaced or exchanged with the next one."""
-    places = [i for i, character in enumerate(text) if character.isalpha()]
+    places = [i for word in _word.finditer(text) for i in range(*word.span())]
     if not places:
         return text
     i = rng.choice(places)
@@ -122,16 +153,31 @@ def mistype(rng: Random, text: str) -> str:
     return text[:i] + text[i + 1 : i + 2] + text[i] + text[i + 2 :]
 
 
-def number_text(rng: Random, number: int) -> str:
+def number_text(rng: Random, number: int, words: bool = True) -> str:
     """A number as people write it: mostly digits, now and then `1,234` or, up to 99, words."""
     if rng.random() > 0.05 or number < 0:
         return str(number)
+    return in_words(rng, number) if words and number < 100 else f"{number:,}"
+
+
+def in_words(rng: Random, number: int) -> str:
+    """A number up to 9999 in words: `six hundred and five`, `a thousand`, `nineteen hundred`."""
     if number < 20:
         return WORDS["units"][number]
     if number < 100:
-        tens = WORDS["tens"][number // 10 - 2]
-        return f"{tens}{rng.choice(' -')}{WORDS['units'][number % 10]}" if number % 10 else tens
-    return f"{number:,}"
+        tens, unit = WORDS["tens"][number // 10 - 2], number % 10
+        return f"{tens}{rng.choice(' -')}{WORDS['units'][unit]}" if unit else tens
+    # twelve hundred, but not ten hundred
+    hundreds = number < 1000 or (number // 100 % 10 and rng.random() < 0.1)
+    size, name = (100, "hundred") if hundreds else (1000, "thousand")
+    count, rest = divmod(number, size)
+    text = f"{in_words(rng, count)} {name}"
+    if text.startswith("one ") and rest < 100 and rng.random() < 0.3:
+        text = f"a {name}"
+    if not rest:
+        return text
+    link = " and " if rest < 100 and rng.random() < 0.5 else " "
+    return f"{text}{link}{in_words(rng, rest)}"
 
 
 def quote(rng: Random, word: str) -> str:

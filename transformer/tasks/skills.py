@@ -16,16 +16,19 @@ from typing import Any
 from transformer.tasks.beyond import KINDS, listed, number_of, numbers_to_sort
 from transformer.tasks.countdown import Countdown
 from transformer.tasks.phrases import (
+    BARE,
     COMPARE,
     PATTERNS,
     REPLIES,
     SIGNED,
     SMALL_TALK,
     SORT,
+    bare,
     dress,
     expand,
+    in_words,
+    mistype,
     number_text,
-    opener,
     quote,
     say,
 )
@@ -65,7 +68,9 @@ class Operation(Task):
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for the result."""
-        return say(rng, PATTERNS[self.name], a=number_text(rng, a), b=number_text(rng, b))
+        return say(
+            rng, PATTERNS[self.name], a=number_text(rng, a, False), b=number_text(rng, b, False)
+        )
 
 
 class Columns(Operation):
@@ -137,6 +142,13 @@ class Subtract(Columns):
             return self.arguments(rng)
         return (min(a, b), max(a, b)) if below else (max(a, b), min(a, b))
 
+    def question(self, rng: Random, a: int, b: int) -> str:
+        """Ask for the result; no distance is below zero."""
+        question = super().question(rng, a, b)
+        while a < b and re.search("how far|distance", question, re.IGNORECASE):
+            question = super().question(rng, a, b)
+        return question
+
     def _near(self, rng: Random, number: int) -> int:
         """A number as long, with the same first digits (479, 464) or not far off (479, 509)."""
         digits = len(str(number))
@@ -173,7 +185,63 @@ class Subtract(Columns):
         return lines, int(result), borrow
 
 
-class Signed(Task):
+class Restated(Task):
+    """A problem that is first written as another one, which is then worked out."""
+
+    def restated(self, *arguments: Any) -> tuple[str, Task, int, int]:
+        """What is put before the answer, and the other problem."""
+        raise NotImplementedError
+
+    def held_out(self, *arguments: Any) -> bool:
+        """The problem is held out if the other one is."""
+        _, task, x, y = self.restated(*arguments)
+        return task.held_out(x, y)
+
+    def guess(self, rng: Random, *arguments: Any) -> str | None:
+        """Guess as for the other problem."""
+        _, task, x, y = self.restated(*arguments)
+        return task.guess(rng, x, y)
+
+    def work(self, slip: Slip, *arguments: Any) -> tuple[str, str]:
+        """Write the other problem, and work that out."""
+        minus, task, x, y = self.restated(*arguments)
+        sign = {"add": "+", "subtract": "-", "multiply": "*"}[task.name]
+        steps, answer = task.work(slip, x, y)
+        first = f"-({x}{sign}{y})" if minus else f"{x}{sign}{y}"
+        return f"{first}\n{steps}", minus + answer
+
+
+class Spelled(Restated):
+    """`six hundred and five plus 90`: `605+90`, and the columns of that: 695."""
+
+    name = "spelled"
+
+    def arguments(self, rng: Random) -> tuple:
+        """Draw a sum, a difference or a product."""
+        name = rng.choice(("add", "add", "subtract", "subtract", "multiply"))
+        return name, *TASKS[name].arguments(rng)
+
+    def question(self, rng: Random, name: str, a: int, b: int) -> str:
+        """Ask with one number or both in words."""
+        words = rng.choice(((True, True), (True, True), (True, False), (False, True)))
+        texts = [in_words(rng, x) if spelled else str(x) for x, spelled in zip((a, b), words)]
+        change = rng.random()
+        if change < 0.2:
+            texts = [text.title() if change < 0.1 else text.upper() for text in texts]
+        elif change < 0.27:
+            texts[0] = mistype(rng, texts[0])
+        return say(rng, PATTERNS[name], a=texts[0], b=texts[1])
+
+    def answer(self, name: str, a: int, b: int) -> str:
+        """Work it out."""
+        return TASKS[name].answer(a, b)
+
+    def restated(self, name: str, a: int, b: int) -> tuple[str, Task, int, int]:
+        """The same in digits."""
+        return "", TASKS[name], a, b
+
+
+class Signed(Restated):
     """`-5+3`: `3-5`, and the columns of that: -2. The first line has no number below zero.
 
     Any sum or difference of numbers, of which at least one is below zero, is one of three:
@@ -191,37 +259,20 @@ class Signed(Task):
     def question(self, rng: Random, a: int, sign: str, b: int) -> str:
         """Ask for a sum or a difference."""
         second = f"({b})" if b < 0 and rng.random() < 0.4 else str(b)
-        first = f"minus {-a}" if a < 0 and rng.random() < 0.1 else str(a)
+        minus = rng.choice(("minus", "negative"))
+        first = f"{minus} {-a}" if a < 0 and rng.random() < 0.15 else str(a)
         return say(rng, SIGNED["add" if sign == "+" else "subtract"], a=first, b=second)
 
     def answer(self, a: int, sign: str, b: int) -> str:
         """Add or subtract."""
         return str(a + b if sign == "+" else a - b)
 
-    def unsigned(self, a: int, sign: str, b: int) -> tuple[str, Task, int, int]:
+    def restated(self, a: int, sign: str, b: int) -> tuple[str, Task, int, int]:
         """The same without numbers below zero: what is put before the answer, and the problem."""
         b = b if sign == "+" else -b
         if (a < 0) == (b < 0):
             return "-" if a < 0 else "", TASKS["add"], abs(a), abs(b)
         return "", TASKS["subtract"], max(a, b), -min(a, b)
-
-    def held_out(self, *arguments: Any) -> bool:
-        """The problem is held out if the one without numbers below zero is."""
-        _, task, x, y = self.unsigned(*arguments)
-        return task.held_out(x, y)
-
-    def guess(self, rng: Random, *arguments: Any) -> str:
-        """Name any number of about the right size."""
-        _, task, x, y = self.unsigned(*arguments)
-        return str(task.guess(rng, x, y))
-
-    def work(self, slip: Slip, *arguments: Any) -> tuple[str, str]:
-        """Write the problem without numbers below zero, and work that out."""
-        minus, task, x, y = self.unsigned(*arguments)
-        sign = "+" if task is TASKS["add"] else "-"
-        steps, answer = task.work(slip, x, y)
-        first = f"-({x}{sign}{y})" if minus else f"{x}{sign}{y}"
-        return f"{first}\n{steps}", minus + answer
 
 
 class Multiply(Operation):
@@ -298,8 +349,8 @@ class Sort(Task):
     """`17 3 9`: `17 | 03 09`, `03 17 | 09`, `03 09 17 |`: 3, 9, 17.
 
     Each line puts the number behind the bar where it belongs before the bar. All numbers get as
-    many digits as the longest has: the first digit that differs then decides which is the smaller,
-    and no line depends on counting digits.
+    many characters as the longest has, `-7 3` is `-7 03`: the first that differs then decides which
+    is the smaller, and no line depends on counting digits.
 
     Args:
         count: how many numbers; None draws 2 to 6.
@@ -408,7 +459,10 @@ class SmallTalk(Task):
     def arguments(self, rng: Random) -> tuple:
         """Draw an intent and a sentence, and whether `dress` may change it."""
         if rng.random() < self.openers:
-            return "greeting", opener(rng), False
+            return "greeting", bare(rng, PATTERNS["openers"]), False
+        if rng.random() < 0.2:
+            intent = rng.choice(tuple(BARE))
+            return intent, bare(rng, BARE[intent]), False
         intent = rng.choice(tuple(SMALL_TALK))
         return intent, expand(rng, rng.choice(SMALL_TALK[intent])), True
 
@@ -461,7 +515,18 @@ class Beyond(Unknown):
 
 
 _tasks: tuple[Task, ...] = (
-    *(Add(), Subtract(), Signed(), Multiply(), Compare(), Sort(), Reverse(), Count(), SmallTalk()),
+    *(
+        Add(),
+        Subtract(),
+        Signed(),
+        Spelled(),
+        Multiply(),
+        Compare(),
+        Sort(),
+        Reverse(),
+        Count(),
+        SmallTalk(),
+    ),
     *(Unknown(), Beyond(), Countdown()),
 )
 TASKS = {task.name: task for task in _tasks}

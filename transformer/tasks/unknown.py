@@ -29,6 +29,8 @@ def anything(rng: Random) -> tuple[str, bool]:
         return rng.choice(PATTERNS["foreign"]), True
     if kind < 0.80:
         return rng.choice(PATTERNS["code"]), False
+    if kind < 0.82:
+        return _run(rng), False
     if kind < 0.86:
         return _gibberish(rng, [chr(c) for c in range(0x20, 0x7F)]), False
     if kind < 0.90:
@@ -66,6 +68,15 @@ def _any_word(rng: Random) -> str:
     if rng.random() < 0.5:
         return rng.choice(WORDS["common"])
     return _word(rng, rng.choice(("thing", "topic", "adjective", "verb", "person", "place")))
+
+
+def _run(rng: Random) -> str:
+    """A key held down, a few in turn, or a word whose last letter is: `aaaa`, `asdasd`, `hmmm`."""
+    keys = rng.choice(("abcdefghijklmnopqrstuvwxyz", "0123456789", "?!.,-+*=#"))
+    unit = "".join(rng.choices(keys, k=rng.choice((1, 1, 1, 2, 3, 4))))
+    times = int(2 ** rng.uniform(2, 6.5)) // len(unit) + 3
+    word = rng.choice(("hm", "um", "uh", "no", "ya", "argh", "wow", "oh", "what", "lol"))
+    return word + word[-1] * times if rng.random() < 0.25 else unit * times
 
 
 def _gibberish(rng: Random, alphabet: list[str]) -> str:

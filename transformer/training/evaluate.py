@@ -59,6 +59,7 @@ SKILLS = {
         if n in lengths
     },
     "sums with numbers below zero": Skill(_held_out(TASKS["signed"])),
+    "numbers in words": Skill(_held_out(TASKS["spelled"])),
     "products": Skill(_held_out(TASKS["multiply"])),
     "comparing": Skill(_held_out(TASKS["compare"])),
     **{

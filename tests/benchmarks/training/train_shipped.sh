@@ -5,17 +5,17 @@
 #     OUT=results bash tests/benchmarks/training/train_shipped.sh
 #
 # Every stage is a command of the project. If the time is up (LIMIT seconds), the same command goes
-# on with what is missing, as long as runs/ is there. On one H200 the shipped models took 149 s to
-# teach, each step a CUDA graph, and 789 s to practise. At the end OUT has both checkpoints, with their cards and logs, the
-# metrics of the runs and the measured bars (shipped.json): they replace transformer/checkpoints,
-# docs/results/grpo/{practice-seed0,finish-seed0,finish-seed1} and
-# docs/results/transformer/h200-shipped-models.json.
+# on with what is missing, as long as runs/ is there. On one H200 the shipped models took 299 s to
+# teach and 276 s to practise. At the end OUT has both checkpoints, with their cards and logs, the
+# metrics of the practice and the measured bars (shipped.json): they replace
+# transformer/checkpoints, docs/results/grpo/practice-seed0 and
+# docs/results/transformer/shipped-models.json.
 #
 # A dry run on the CPU: DEVICE=cpu GRPO="--attention sdpa --steps 2 --prompts 2 --max-tokens 8"
 # TAUGHT="--steps 2 --batch-tokens 1024" PROBLEMS=1, in a clone that may lose its checkpoints.
 set -eu
 PY=${PY:-python3} DEVICE=${DEVICE:-cuda} PROBLEMS=${PROBLEMS:-512} LIMIT=${LIMIT:-570}
-TAUGHT=${TAUGHT:---steps 12000 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
+TAUGHT=${TAUGHT:---steps 16000 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
 export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false
 models=transformer/checkpoints
 mkdir -p "$OUT" runs
@@ -36,19 +36,15 @@ sys.exit(train.main(sys.argv[1:]))"
 stage "teach sloppy" runs/sloppy/README.md $PY -c "$train" --teacher sloppy --seed 0 $TAUGHT \
   --eval-every 0 --eval-problems "$PROBLEMS" --device "$DEVICE" --out runs/sloppy
 cp runs/sloppy/* $models/sloppy/  # GRPO begins as the model of that name
-for recipe in practice finish; do
-  stage "$recipe" runs/$recipe/final/config.json $PY -m transformer.grpo --recipe $recipe $GRPO \
-    --eval-every 0 --device "$DEVICE" --out runs/$recipe
-done
-stage again runs/again/final/config.json $PY -m transformer.grpo --recipe finish $GRPO \
-  --model runs/finish/final --seed 1 --eval-every 0 --device "$DEVICE" --out runs/again
-stage "write the card" runs/reinforced/README.md $PY -m transformer.ship runs/again runs/reinforced \
-  --problems "$PROBLEMS" --device "$DEVICE"
+stage practice runs/practice/final/config.json $PY -m transformer.grpo --recipe practice $GRPO \
+  --eval-every 0 --device "$DEVICE" --out runs/practice
+stage "write the card" runs/reinforced/README.md $PY -m transformer.ship runs/practice \
+  runs/reinforced --problems "$PROBLEMS" --device "$DEVICE"
 cp runs/reinforced/* $models/reinforced/
 stage "measure" runs/shipped.json.whole $PY -m tests.benchmarks.transformer.model_bars \
   --out "$OUT/shipped.json" --problems "$PROBLEMS" --device "$DEVICE"
 touch runs/shipped.json.whole
-for name in sloppy reinforced practice finish again; do
+for name in sloppy reinforced practice; do
   mkdir -p "$OUT/$name"
   find runs/$name -maxdepth 1 -type f ! -name state.pt -exec cp {} "$OUT/$name/" \;
 done

@@ -4,18 +4,18 @@ from random import Random
 
 import pytest
 
-from transformer.rl.practice import FINISH, PRACTICE, Finish, Mix, Practice
+from transformer.rl.practice import PRACTICE, Mix, Practice
 from transformer.training.corpus import CAREFUL
 
 
-@pytest.mark.parametrize("task", [Mix(), Practice(), Finish()], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [Mix(), Practice()], ids=lambda task: task.name)
 def test_training_and_evaluation_share_no_problem(task):
     rng = Random(0)
     assert not any(task.sample(rng).held_out for _ in range(1000))
     assert all(task.sample(rng, held_out=True).held_out for _ in range(200))
 
 
-@pytest.mark.parametrize("task", [*PRACTICE, *FINISH], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("task", PRACTICE, ids=lambda task: type(task).__name__)
 def test_a_careful_teacher_earns_every_reward(task):
     rng = Random(1)
     for _ in range(50):

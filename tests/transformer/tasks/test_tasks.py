@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.chat import encode_chat
-from transformer.tasks.phrases import REPLIES
+from transformer.tasks.phrases import REPLIES, in_words
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import Marks
 from transformer.training import byte_tokenizer, corpus
@@ -115,11 +115,13 @@ WORKED = [
     ("signed", (-5, "+", 3), "3-5\n13-5-0=8\nswap\n5-3-0=2", "-2"),
     ("signed", (5, "-", -13), "5+13\n5+3+0=8\n0+1+0=1", "18"),
     ("subtract", (7, 7), "7-7-0=0", "0"),
+    ("spelled", ("subtract", 605, 90), "605-90\n5-0-0=5\n10-9-0=1\n6-0-1=5", "515"),
     ("multiply", (6, 47), "7*6+0=42\n4*6+4=28", "282"),
     ("compare", ("larger", 45, 54), "2 2 same\n4 5 less", "54"),
     ("compare", ("greater?", 321, 320), "3 3 same\n3 3 same\n2 2 same\n1 0 more", "yes"),
     ("compare", ("compare", 10, 9), "2 1 more", "10 is larger"),
     ("sort", ("descending", (4, 4, 30)), "04 | 04 30\n04 04 | 30\n30 04 04 |", "30, 4, 4"),
+    ("sort", ("ascending", (4, -2, 9)), "04 | -2 09\n-2 04 | 09\n-2 04 09 |", "-2, 4, 9"),
     ("reverse", ("cat",), "1:c 2:a 3:t\n3:t 2:a 1:c", "tac"),
     ("count", ("error", "r"), "e0 r1 r2 o2 r3", "3"),
     ("count", ("cat", "z"), "c0 a0 t0", "0"),
@@ -134,6 +136,36 @@ def test_worked_examples(name, arguments, steps, answer):
     assert task.demonstrate(Random(0), *arguments) == expected
     assert task.answer(*arguments) == answer
     assert task.reward(expected, *arguments) == 1
+
+
+UNITS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen"""
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+VALUES = {word: n for n, word in enumerate(UNITS.split())}
+VALUES |= {word: 10 * n for n, word in enumerate(TENS.split(), 2)}
+
+
+def read_number(text):
+    """What `six hundred and five`, `a thousand` or `nineteen hundred` means."""
+    thousands = below = 0
+    for word in text.replace("-", " ").split():
+        if word == "hundred":
+            below *= 100
+        elif word == "thousand":
+            thousands, below = 1000 * below, 0
+        elif word != "and":
+            below += 1 if word == "a" else VALUES[word]
+    return thousands + below
+
+
+def test_a_number_in_words_is_that_number():
+    rng, texts = Random(4), set()
+    for number in [*range(200), *(rng.randrange(10_000) for _ in range(2000))]:
+        text = in_words(rng, number)
+        assert read_number(text) == number, text
+        texts.add(text)
+    words = {word for text in texts for word in re.split("[ -]", text)}
+    assert words == {*VALUES, "hundred", "thousand", "and", "a"}
 
 
 @pytest.mark.parametrize("name", TASKS)
