@@ -410,4 +410,4 @@ def test_the_sloppy_model_learns_to_add(grpo_command, tmp_path):
     code, err = grpo_command(*arguments, "--out", tmp_path)
     assert code == 0, err
     before, after = (line["sampled"] for line in read_metrics(tmp_path) if "evaluation" in line)
-    assert after > before + 0.3  # 0.43 to 0.47 by three seeds
+    assert after > before + 0.3  # by this seed 0.54
