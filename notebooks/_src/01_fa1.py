@@ -27,7 +27,7 @@ from lessons import (
     record,
     show_plain,
 )
-from lessons.tables import arithmetic, per_score, say
+from lessons.tables import loop_table, per_score, say
 from lessons.pictures.memory import traffic
 from lessons.pictures.scores import softmax_state, tiles
 from lessons.practice.folded import display_answer
@@ -331,7 +331,7 @@ compiled = instructions("fa1", ("sm_80", "sm_90", "sm_100"), head_dim=64, causal
 loops = {
     gpu: per_score(found)[0] for gpu, found in zip(("A100", "H200", "B200"), compiled.values())
 }
-arithmetic(loops)
+loop_table(loops)
 
 # %% tags=["hide-input"]
 # %%needs_triton

@@ -34,7 +34,7 @@ from lessons import (
     show,
     show_plain,
 )
-from lessons.tables import arithmetic, per_score, say
+from lessons.tables import loop_table, per_score, say
 from lessons.pictures.memory import rooflines, traffic
 from lessons.pictures.scores import splits, tiles
 from lessons.practice.folded import display_answer
@@ -395,7 +395,7 @@ for heads in (8, 32, 128):
 columns = {"FA1, H200": fa1_loop, "FA2, H200": fa2_loop, "FA2 masked, H200": fa2_masked}
 for gpu, arch in (("A100", "sm_80"), ("B200", "sm_100")):
     columns[f"FA2, {gpu}"] = per_score(compiled[arch])[0]
-arithmetic(columns)
+loop_table(columns)
 
 # %% tags=["hide-input"]
 # %%needs_triton

@@ -5,7 +5,7 @@ from typing import Any
 
 from IPython.display import Markdown, display
 
-# Rows of `arithmetic`: a label, and the instructions that it sums up.
+# Rows of `loop_table`: a label, and the instructions that it sums up.
 ARITHMETIC = {
     "exponential (MUFU)": ("MUFU",),
     "multiplications (FMUL, FMUL2)": ("FMUL", "FMUL2"),
@@ -36,7 +36,7 @@ def per_score(found: dict[str, Any], scores: int = 128 * 64) -> list[dict[str, f
     return [{name: n * threads / scores for name, n in opcodes.items()} for opcodes in loops]
 
 
-def arithmetic(columns: dict[str, dict[str, float]]) -> None:
+def loop_table(columns: dict[str, dict[str, float]]) -> None:
     """Display loops (instructions by name) side by side: {title: loop}."""
     rows = [
         [label, *(f"{sum(x.get(name, 0) for name in names):.2f}" for x in columns.values())]
