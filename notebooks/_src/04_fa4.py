@@ -513,10 +513,9 @@ checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in f
 # and a storer. Each role goes from state to state; the kernel's text enters a state by name, with `trace.enter(...)`.
 
 # %% tags=["hide-input"]
-table(
-    ["state", "of the role", "what is done there"],
-    [[f"`{state}`", role, what] for (role, state), what in roles.MEANING.items()],
-)
+for role in roles.ROLES:
+    done = [f"`{state}`: {what}" for (of, state), what in roles.MEANING.items() if of == role]
+    say(f"**{role}**\n\n* " + "\n* ".join(done))
 
 # %% [markdown]
 # The decision of this notebook belongs to the state `score` of a consumer: after S has been issued, each warp

@@ -20,7 +20,8 @@ def points() -> dict[str, tuple[float, float]]:
     table = shapes(read_results(), "table")
     group = next(x for shape, x in table.items() if shape[4:7] == (LENGTH, HEAD_DIM, False))
     counts = {version: count(version, LENGTH, HEAD_DIM) for version in SHOWN}
-    return {name: (x.needed / x.least, rate_of(group, name)) for name, x in counts.items()}
+    rates = {version: rate_of(group, version) or 0.0 for version in SHOWN}
+    return {name: (x.needed / x.least, rates[name]) for name, x in counts.items()}
 
 
 @styled

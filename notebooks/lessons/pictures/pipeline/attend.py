@@ -8,7 +8,7 @@ The lines are those of `fold_block` in flash_versions/lessons/fa3_hopper.py. A l
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -21,7 +21,7 @@ from lessons.pictures.style import GREY, INK, styled
 BLOCKS, FIRST = 8, 3  # of the simulated tile; the first of the two iterations that are shown
 ITERATIONS = 2
 CONSUMER = 0
-WAITS = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.6}
+WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.6}
 
 
 class Line(NamedTuple):

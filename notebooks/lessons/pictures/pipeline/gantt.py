@@ -54,7 +54,8 @@ def measured_durations() -> Durations:
     trace = read_results()["trace"]
     product = ROWS * KEYS * 2 * trace["what"]["D"] * EXP2_PER_TENSOR_FLOP / EXP2_PER_CYCLE
     exponentials = ROWS * KEYS / EXP2_PER_CYCLE
-    first, later = defaultdict(list), defaultdict(list)
+    first: defaultdict[str, list[float]] = defaultdict(list)  # of a tile's first block
+    later: defaultdict[str, list[float]] = defaultdict(list)
     for program in trace["programs"]:
         for role, intervals in program["roles"].items():
             seen: Counter[str] = Counter()  # of this tile

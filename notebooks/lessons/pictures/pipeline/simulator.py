@@ -91,15 +91,15 @@ class Simulation:
         programs |= {consumer: self.consume(consumer) for consumer in range(CONSUMERS)}
         waits = {who: (next(program), 0.0) for who, program in programs.items()}
         while waits:
-            for who, (event, since) in list(waits.items()):
-                while event is not None and self.happens.get(event, self.now + 1) <= self.now:
-                    if who is not None and event[0] in NOTED and since < self.now:
-                        task = Task(f"consumer {who}", f"wait {event[0]}", who, event[1], since, 0)
-                        self.tasks.append(task._replace(end=self.now))
-                    event, since = next(programs[who], None), self.now
-                waits[who] = event, since
-                if event is None:
-                    del waits[who]
+            for who, program in programs.items():
+                while who in waits and self.happens.get(waits[who][0], self.now + 1) <= self.now:
+                    (what, block, _), since = waits.pop(who)
+                    if who is not None and what in NOTED and since < self.now:
+                        unit, what = f"consumer {who}", f"wait {what}"
+                        self.tasks.append(Task(unit, what, who, block, since, self.now))
+                    following = next(program, None)
+                    if following is not None:
+                        waits[who] = following, self.now
             for unit, queue in self.queues.items():
                 if queue:
                     self.work(unit, queue)
