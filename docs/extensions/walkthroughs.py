@@ -47,7 +47,7 @@ PLANS = {
         (
             "explain how a producer and consumers exchange tiles through barriers",
             "read a warp-specialised kernel line by line beside its timeline",
-            "compute attention in FP8 and say where the error comes from",
+            "say where the error of attention in FP8 comes from",
         ),
     ),
     "04_fa4": Plan(

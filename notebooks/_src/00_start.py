@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Start here: attention, the memory wall, a first kernel
 #
@@ -27,27 +14,12 @@
 # 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
 # Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You will remember a
-# number better if you have guessed it before. Until you guess, the answer is folded; a click shows it. The end of the
-# notebook compares all your guesses with the truth. Calls of `checked` in the code test whether the text is still true;
-# you can skip them.
-
-# %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
+# number better if you have guessed it before. Until you guess, the answer is folded; a click shows it. Calls of
+# `checked` in the code test whether the text is still true; you can skip them.
 
 # %% tags=["hide-cell"]
 # %matplotlib inline
-from lessons import check, checked, film, guess, measured, predictions, record, show_plain
+from lessons import check, checked, film, guess, measured, record, show_plain
 from lessons.pictures.memory import gpu
 
 import numpy as np
@@ -375,8 +347,7 @@ show_plain("fa1", "forward_kernel")
 # * A program works on one tile of **queries**. `load_rows` computes the addresses of a tile, as you have just seen, and
 #   leaves out rows behind the end.
 # * The first dimension of a tensor, the batch, counts *sequences*. `head_of` finds one head of one sequence: where it
-#   begins in memory, the stride between neighbours, and its length. (`lengths` is for sequences that have a number of
-#   keys of their own.) `row` has the positions of the tile's queries.
+#   begins in memory, the stride between neighbours, and its length. `row` has the positions of the tile's queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile sees. The
 #   loop visits these blocks one after the other.
 # * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest score of each
@@ -479,32 +450,13 @@ Markdown(
 # %% [markdown]
 # Our FA2 is faster than PyTorch's, which was written for the GPU generation before the H200. FA4 is made for the
 # generation after it, and gains almost nothing here.
-#
-# How much is that in comparison with plain PyTorch?
 
 # %% tags=["hide-input"]
-bound = operations / plain * HBM_TB_PER_S
-reached = {shape[3]: rate_of(row, "plain") for shape, row in table.items()
-           if shape[5:] == (128, False) and shape[3] >= 4096}  # fmt: skip
-times = {
-    name: {shape: rate_of(row, name) / rate_of(row, "plain") for shape, row in table.items()}
-    for name in VERSIONS
-}
-(slower,) = [shape for shape, ratio in times["fa1"].items() if ratio < 1]
-assert slower[3:] == (16384, 16384, 256, False) and min(times["fa3"].values()) > 2.5
-fa1, fa2, unfused = (rate_of(table[slower], name) for name in ("fa1", "fa2", "plain"))
+gains = [rate_of(row, "fa3") / rate_of(row, "plain") for row in table.values()]
+assert min(gains) > 2.5
 Markdown(
-    f"* **FA3** is {min(times['fa3'].values()):.1f} to {max(times['fa3'].values()):.0f} times as fast as plain PyTorch "
-    "at the shapes that were measured. With a causal mask the factor is largest, because plain PyTorch also computes "
-    "the hidden scores.\n"
-    f"* **Plain PyTorch** moves so many bytes that it could do {bound:.0f} TFLOP/s at most at head_dim 128 without a "
-    f"mask. It does {min(reached.values()):.0f} to {max(reached.values()):.0f} with {min(reached):,} tokens or more. The limit would take a memory that is busy all "
-    "the time. But the products and the softmax are kernels that run one after the other, and they move S and P at "
-    f"{min(reached.values()) / bound:.0%} to {max(reached.values()) / bound:.0%} of HBM's rate.\n"
-    f"* **FA1** is slower than plain PyTorch at one of these shapes: at head_dim 256, without a mask, with {slower[3]:,} "
-    f"tokens it does {fa1:.0f} TFLOP/s and plain PyTorch {unfused:.0f}. At twice the head_dim, each number of S and P that "
-    "plain PyTorch moves comes with twice as many operations. FA1's blocks have only 32 keys there, because 256 "
-    f"columns of `acc` take most registers. FA2, with {fa2:.0f} TFLOP/s, is faster than both."
+    f"FA3 is {min(gains):.1f} to {max(gains):.0f} times as fast as plain PyTorch at the shapes that were measured. With "
+    "a causal mask the factor is largest, because plain PyTorch also computes the hidden scores."
 )
 
 # %% [markdown]
@@ -537,14 +489,6 @@ check("last_key", last_key)
 # %% [markdown]
 # Solutions are in [solutions/00_start](solutions/00_start). Each file also has wrong answers, to test `check` with. You
 # also find hints and a solution folded below each exercise; each hint says a little more.
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # FA1: scores never leave the chip
 #
@@ -22,30 +9,13 @@
 # larger score.** This notebook derives the correction by hand, shows it in the kernel, and runs the kernel step by
 # step. After it you can write the correction yourself, which is the first exercise.
 #
-# Time: about 55 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to read a
+# Time: about 50 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to read a
 # Triton kernel. You need no GPU.
 
 # %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
-
-# %% tags=["hide-cell"]
 # %matplotlib inline
-from unittest.mock import patch
-
 import numpy as np
 import torch
-from IPython.display import Markdown
 from lessons import (
     bytes_moved,
     check,
@@ -54,10 +24,10 @@ from lessons import (
     guess,
     instructions,
     measured,
-    predictions,
     record,
     show_plain,
 )
+from lessons.tables import loop_table, per_score, say
 from lessons.pictures.memory import traffic
 from lessons.pictures.scores import softmax_state, tiles
 from lessons.practice.folded import display_answer
@@ -66,8 +36,6 @@ from flash_versions import attention, compare
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
 from flash_versions.bench.results import rate_of, read_results, shapes
-
-import triton
 
 np.set_printoptions(precision=3, suppress=True)
 
@@ -105,7 +73,7 @@ print(f"time to multiply  {arithmetic * 1e6:8.0f} microseconds")
 print(f"time to move      {memory * 1e6:8.0f} microseconds")
 
 # %% tags=["hide-input"]
-Markdown(
+say(
     f"`s` and `p` are {matrices / (tensors + matrices):.0%} of the bytes, although they are neither inputs nor results. "
     f"Moving all bytes takes {memory / arithmetic:.1f} times as long as the multiplications, so the tensor cores wait "
     "for memory."
@@ -250,7 +218,7 @@ show_plain("fa1", "fold_block")
 # row of tiles, from left to right; the numbers count the tiles of one program.
 
 # %% tags=["hide-input"]
-tiles.compare(causal=True, versions=("paper", "fa1"))
+tiles.compare("paper", "fa1")
 
 # %% [markdown]
 # ## Two predictions
@@ -357,45 +325,18 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # `%%needs_triton` print a sentence that says so. The first table counts the instructions of the loop over blocks for
 # each score that it computes, for three GPUs. `MUFU`, `FMUL` and so on are the names of instructions.
 
-
 # %% tags=["hide-input"]
 # %%needs_triton
-def per_score(found, scores=128 * 64):
-    """Instructions of the hot loop by name, for each score of its block: 128 queries, 64 keys."""
-    threads = 32 * found["num_warps"]
-    (loop,) = found["hot_loops"]
-    return {name: count * threads / scores for name, count in loop["opcodes"].items()}
-
-
-def table(columns, rows, digits):
-    """Columns {name: {row: number}} as a table; a row is a label and the names that it sums up."""
-    lines = ["| | " + " | ".join(columns) + " |", "|---" + "|--:" * len(columns) + "|"]
-    for label, *names in rows:
-        numbers = [sum(column.get(name, 0) for name in names) for column in columns.values()]
-        lines.append(f"| {label} | " + " | ".join(f"{x:,.{digits}f}" for x in numbers) + " |")
-    return Markdown("\n".join(lines))
-
-
 compiled = instructions("fa1", ("sm_80", "sm_90", "sm_100"), head_dim=64, causal=True)
-compiled = dict(zip(("A100", "H200", "B200"), compiled.values()))
-loops = {gpu: per_score(found) for gpu, found in compiled.items()}
-table(
-    loops,
-    [
-        ("exponential (MUFU)", "MUFU"),
-        ("multiplications (FMUL, FMUL2)", "FMUL", "FMUL2"),
-        ("multiply-adds (FFMA)", "FFMA"),
-        ("additions (FADD)", "FADD"),
-        ("comparisons and selections (FSETP, ISETP, FSEL)", "FSETP", "ISETP", "FSEL"),
-        ("maxima (FMNMX, FMNMX3)", "FMNMX", "FMNMX3"),
-    ],
-    digits=2,
-)
+loops = {
+    gpu: per_score(found)[0] for gpu, found in zip(("A100", "H200", "B200"), compiled.values())
+}
+loop_table(loops)
 
 # %% tags=["hide-input"]
 # %%needs_triton
 checked("about_six", 6 <= loops["H200"]["FMUL"] < 7 and 1 <= loops["H200"]["MUFU"] < 1.2)
-Markdown(
+say(
     f"Each score needs one exponential. But why {loops['H200']['FMUL']:.1f} multiplications on an H200?"
 )
 
@@ -460,7 +401,7 @@ row = shapes(document, "table")[(2, 16, 16, 8192, 8192, 128, False)]
 fa1_rate, plain_rate, torch_rate = (rate_of(row, name) for name in ("fa1", "plain", "torch fa2"))
 checked("like_torch", 0.8 < fa1_rate / torch_rate < 1.2)
 checked("a_third", all(0.28 < rate / TENSOR_TFLOPS < 0.4 for rate in (fa1_rate, torch_rate)))
-Markdown(
+say(
     f"With 8192 queries and keys, at head_dim 128 and without a mask, plain PyTorch needs {row['plain']['peak_mib']:,.0f} "
     f"MiB in addition to its inputs and FA1 {row['fa1']['peak_mib']:,.0f} MiB. FA1 does {fa1_rate:.0f} TFLOP/s, "
     f"{fa1_rate / plain_rate:.1f} times as many as plain PyTorch. PyTorch's own FlashAttention 2 kernel, which was written "
@@ -530,7 +471,7 @@ sms = 132  # of an H200
 row = shapes(document, "backward")[(2, 16, 16, 8192, 8192, 128, False)]
 fa1_rate, plain_rate = rate_of(row, "fa1"), rate_of(row, "plain")
 assert fa1_rate < plain_rate / 2
-Markdown(
+say(
     f"The gradients are right, but FA1's backward is slow: {fa1_rate:.0f} TFLOP/s on an H200, where plain PyTorch has "
     f"{plain_rate:.0f}. It uses one program for each head, as in the paper. This measurement has 2 sequences of 16 heads, "
     f"so {2 * 16} programs run on {sms} SMs, and most SMs have no work. Each program also reads and writes all "
@@ -553,54 +494,14 @@ def fold(o, row_max, row_sum, s, v):
 check("fold", fold)
 
 # %% [markdown]
-# **2. Break the mask.** In the kernel with all options, a function `mask_scores` applies the mask. This cell replaces
-# it by a function that masks nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and
-# others do not.
-
-
-# %%
-@triton.jit
-def mask_nothing(s, k_pos, first_key, last_key, window):
-    """In the place of mask_scores."""
-    return s
-
-
-right = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
-with patch.object(fa1, "mask_scores", mask_nothing):
-    broken = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
-same = (right == broken).all(-1).flatten().nonzero().flatten()
-print("queries whose result is still right:", *same.tolist())
+# The solution is in [solutions/01_fa1](solutions/01_fa1).
 
 # %% [markdown]
-# Why these queries? Write a function that returns the queries whose result changes, for any length and any tile sizes.
-# The check compares it with the kernel. You may assume that the length is a multiple of both sizes, so that no block
-# reaches past the last key.
-
-
-# %%
-def rows_that_change(length, block_q, block_kv):
-    """Return the numbers of the rows whose result changes."""
-
-
-check("rows_that_change", rows_that_change)
-
-# %% [markdown]
-# Solutions are in [solutions/01_fa1](solutions/01_fa1).
-
-# %% [markdown]
-# **3. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results, and
+# **2. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results, and
 # how often each element is loaded.
 
 # %%
 # puzzle: fa1
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # FA2: the same result with less of everything else
 #
@@ -27,30 +14,13 @@
 # * share the keys of one query among several programs (split-KV);
 # * in the backward pass, use many programs for each head, not one.
 #
-# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU. Cells that begin with `%%needs_triton`
+# Time: about 50 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU. Cells that begin with `%%needs_triton`
 # need Linux.
 
 # %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
-
-# %% tags=["hide-cell"]
 # %matplotlib inline
-from unittest.mock import patch
-
 import numpy as np
 import torch
-from IPython.display import Markdown
 from lessons import (
     changes,
     check,
@@ -59,12 +29,12 @@ from lessons import (
     guess,
     instructions,
     measured,
-    predictions,
     recompiled,
     record,
     show,
     show_plain,
 )
+from lessons.tables import loop_table, per_score, say
 from lessons.pictures.memory import rooflines, traffic
 from lessons.pictures.scores import splits, tiles
 from lessons.practice.folded import display_answer
@@ -72,13 +42,9 @@ from matplotlib.figure import Figure
 
 from flash_versions import attention, compare
 from flash_versions.versions.fa2 import backward as fa2_backward
-from flash_versions.versions.fa2 import combine as fa2_combine
-from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa2 import splits as fa2_splits
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
 from flash_versions.bench.results import rate_of, read_results, shapes
-
-import triton
 
 np.set_printoptions(precision=3, suppress=True)
 document = read_results()
@@ -89,17 +55,8 @@ document = read_results()
 # **Multiplications.** The next cell compiles FA1's kernel for an H200 and counts the ordinary multiplications in its
 # loop over blocks, for each score.
 
-
 # %%
 # %%needs_triton
-def per_score(found, scores=128 * 64):
-    """Instructions of each hot loop for each score of a block (128 queries, 64 keys), by name."""
-    threads = 32 * found["num_warps"]
-    loops = [loop["opcodes"] for loop in found["hot_loops"]]
-    loops.sort(key=lambda opcodes: sum(opcodes.values()))  # the one without a mask is shorter
-    return [{name: n * threads / scores for name, n in opcodes.items()} for opcodes in loops]
-
-
 (fa1_loop,) = per_score(instructions("fa1", "sm_90", head_dim=64, causal=True))
 print(f"FA1, multiplications for each score: {fa1_loop['FMUL']:.1f}")
 
@@ -224,7 +181,6 @@ assert np.allclose(combined, truth[0])
 # ## The kernel: what changes
 #
 # The next cells compare two lessons, `lessons/fa1.py` and `lessons/fa2.py`. Red lines are FA1's, green lines are FA2's.
-# `changes(..., plain=False)` shows the kernels with all options.
 #
 # First the softmax step: powers of two, with the scale inside.
 
@@ -269,7 +225,7 @@ changes("fa1", "fa2", "forward_kernel")
 # and only tiles on the diagonal have a mask.
 
 # %% tags=["hide-input"]
-tiles.compare(causal=True, versions=("fa1", "fa2"))
+tiles.compare("fa1", "fa2")
 
 # %% [markdown]
 # ## Two predictions
@@ -375,10 +331,7 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # ## Split the keys, watched
 #
 # One query looks at 192 keys, in 4 splits. Each split is a program of its own, on the second axis of the grid. The
-# picture shows which blocks of keys each split has.
-
-# %% tags=["hide-input"]
-splits.ranges(blocks=12, n=4)
+# blocks of keys are shared out in their order.
 
 # %%
 q = torch.randn(1, 1, 1, 32, generator=generator)
@@ -413,15 +366,11 @@ splits.tree(4)
 # %% [markdown]
 # *Each coloured box is the result of one split. Each white box combines two results.*
 #
-# In the package, a second kernel combines the splits. It does not build a tree. It has one program for each query of
-# each head. The program loops over the splits, several at a time, and keeps a maximum, a sum and an accumulator, as the
-# forward kernel does for blocks of keys. Starting a kernel takes some microseconds. An H200 can start this kernel while
-# the splits still run, which hides that time. The kernel then waits in `gdc_wait` (gdc: grid dependency control) until
-# the results of the splits are in memory. With `gdc_launch_dependents` it allows whatever kernel the program launches
-# next to start early, too.
+# In the lesson, a second kernel combines the splits. It does not build a tree: it has one program for each query of each
+# head, which loads the results of all splits at once.
 
 # %% tags=["hide-input"]
-show(fa2_combine.combine_kernel, docstring=False)
+show_plain("fa2", "combine")
 
 # %% [markdown]
 # How many splits should there be? The package computes how many programs there would be with one split. If they occupy
@@ -446,27 +395,14 @@ for heads in (8, 32, 128):
 columns = {"FA1, H200": fa1_loop, "FA2, H200": fa2_loop, "FA2 masked, H200": fa2_masked}
 for gpu, arch in (("A100", "sm_80"), ("B200", "sm_100")):
     columns[f"FA2, {gpu}"] = per_score(compiled[arch])[0]
-rows = {
-    "exponential (MUFU)": ("MUFU",),
-    "multiplications (FMUL, FMUL2)": ("FMUL", "FMUL2"),
-    "multiply-adds (FFMA)": ("FFMA",),
-    "additions (FADD)": ("FADD",),
-    "comparisons and selections (FSETP, ISETP, FSEL)": ("FSETP", "ISETP", "FSEL"),
-    "maxima (FMNMX, FMNMX3)": ("FMNMX", "FMNMX3"),
-    "all instructions": tuple({name for column in columns.values() for name in column}),
-}
-lines = ["| | " + " | ".join(columns) + " |", "|---" + "|--:" * len(columns) + "|"]
-for label, names in rows.items():
-    numbers = [sum(column.get(name, 0) for name in names) for column in columns.values()]
-    lines.append(f"| {label} | " + " | ".join(f"{x:.2f}" for x in numbers) + " |")
-Markdown("\n".join(lines))
+loop_table(columns)
 
 # %% tags=["hide-input"]
 # %%needs_triton
 saved = 1 - sum(fa2_loop.values()) / sum(fa1_loop.values())
 assert 1 <= fa2_loop["FMUL"] < 1.2 and 1 <= fa2_loop["FFMA"] < 1.2
 assert abs(fa2_loop["MUFU"] - fa1_loop["MUFU"]) < 0.2
-Markdown(
+say(
     f"FA2's loop without a mask has {saved:.0%} fewer instructions than FA1's. Of {fa1_loop['FMUL']:.1f} multiplications for each "
     f"score, {fa2_loop['FMUL']:.1f} is left: `acc * alpha`, as `acc` has a number for each score here. One multiply-add computes the exponent. The two multiplications that "
     "kept denormal results are gone, too, because `tl.exp2` rounds such results to 0. The number of "
@@ -498,7 +434,7 @@ table = [
 ]
 gains = [rate_of(row, "fa2") / rate_of(row, "fa1") for row in table]
 assert min(gains) > 1
-Markdown(
+say(
     f"At head_dim 64, with 2048 keys or more, FA2 is {min(gains):.2f} to {max(gains):.2f} times as fast as FA1."
 )
 
@@ -507,7 +443,7 @@ long = decode[keys]
 group = long["fa1"]["H"] // long["fa1"]["Hkv"]
 programs = long["fa1"]["Hkv"]
 assert long["fa2 unsplit"]["tb_per_s"] < 0.1 * HBM_TB_PER_S < 0.5 * long["fa2"]["tb_per_s"]
-Markdown(
+say(
     f"**Decoding** with one query and {keys:,} keys:\n\n"
     f"* FA1 reads keys and values at {long['fa1']['tb_per_s']:.2f} TB/s, with {long['fa1']['H']} programs. This rate counts each key once, although FA1 reads it "
     f"{group} times, once for each query head.\n"
@@ -518,23 +454,20 @@ Markdown(
 )
 
 # %% [markdown]
-# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte, the vertical
-# axis is the measured rate. The slanted line is the most that the bandwidth of HBM allows, the flat line the most that
-# the tensor cores can do. The bytes of a version can be counted in two ways, so each version is a horizontal bar
-# between two points. For the left point, all bytes that its programs read and write are counted; for the right point,
-# each number of the inputs and the result once. A left point above the slanted line means that L2 delivered some of the
-# bytes.
+# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte, where each number
+# of the inputs and the result counts once; the vertical axis is the measured rate. The slanted line is the most that
+# the bandwidth of HBM allows, the flat line the most that the tensor cores can do.
 #
-# The right points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the bandwidth of
+# The points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the bandwidth of
 # HBM does not limit them. The dotted line is another upper limit, for a kernel that computes either products or
 # exponentials at any moment, and never both. (An SM computes 16 exponentials or 2048 multiply-adds of tensor cores in a
 # cycle.) FA3 is above it, because it does both at the same time.
 
 # %% tags=["hide-input"]
 points = rooflines.points()
-checked("not_memory", all(points[v][2] < 0.5 * points[v][1] * HBM_TB_PER_S for v in ("fa1", "fa2")))
+checked("not_memory", all(points[v][1] < 0.5 * points[v][0] * HBM_TB_PER_S for v in ("fa1", "fa2")))
 in_turn = 1 / (1 / TENSOR_TFLOPS + 1 / exp2_roof(128))
-checked("fa3_above", points["fa2"][2] < in_turn < points["fa3"][2])
+checked("fa3_above", points["fa2"][1] < in_turn < points["fa3"][1])
 rooflines.draw()
 
 # %% [markdown]
@@ -571,7 +504,7 @@ accuracy = compare(o.detach(), q, k, v, causal=True, do=do, **gradients)
 shape = (2, 16, 16, 8192, 8192, 128, False)
 row = shapes(document, "backward")[shape]
 batch, heads, tile = shape[0], shape[1], fa2_backward.MEASURED_KV[128].block_kv
-Markdown(
+say(
     f"With {batch} sequences of {shape[3]} keys and {heads} heads, FA2 has "
     f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H200, FA2's backward does "
     f"{rate_of(row, 'fa2'):.0f} TFLOP/s, FA1's {rate_of(row, 'fa1'):.0f}, and plain PyTorch's {rate_of(row, 'plain'):.0f}."
@@ -597,55 +530,7 @@ checked("backward_over_length", over_length["fa2"][-1] > 0.9 * max(over_length["
 # %% [markdown]
 # ## Exercises
 #
-# **1. Combine splits.** `acc` has the shape (splits, rows, dim); `row_max` and `row_sum` have the shape (splits, rows)
-# and are in log2 units. Return `o` (rows, dim) and the LSE (rows), with the natural logarithm. For some rows a split
-# has seen no key; its `row_max` is $-\infty$ there. Some rows see no key at all: their `o` is 0, and their LSE is
-# $-\infty$.
-
-
-# %%
-def combine(acc, row_max, row_sum):
-    """Return o, lse."""
-
-
-check("combine", combine)
-
-# %% [markdown]
-# **2. Repair a loop whose correction is missing.** First see what happens: this cell runs the real kernel with `alpha`
-# set to 1. Most queries get a wrong result, but some do not.
-
-# %%
-softmax_step = fa2.softmax_step
-
-
-@triton.jit
-def without_alpha(s, row_max, row_sum, scale_log2):
-    """The softmax step, without a correction of acc."""
-    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale_log2)
-    return p, row_max, row_sum, alpha * 0 + 1
-
-
-right = record("fa2", q, k, v, block_q=64, block_kv=16)
-with patch.object(fa2, "softmax_step", without_alpha):
-    broken = record("fa2", q, k, v, block_q=64, block_kv=16)
-same = (right.o == broken.o).all(-1).flatten().nonzero().flatten()
-print("queries whose result is still right:", *same.tolist())
-checked("some_right", 0 < len(same) < 32)
-
-# %% [markdown]
-# Why these queries? Look at the maximum after each block, for one query whose result is right and for two others. If
-# the largest score of a query is in the first block, no later block needs a correction.
-
-# %%
-maxima = np.stack([step.after["row_max"] for step in right])
-others = [row for row in range(64) if row not in same]
-for row in (int(same[0]), *others[:2]):
-    print(f"query {row:2}", maxima[:, row])
-constant = (maxima == maxima[0]).all(0)
-checked("right_from_the_start", constant.nonzero()[0].tolist() == same.tolist())
-
-# %% [markdown]
-# Now repair this loop. It is FA2's loop in NumPy, and one factor is missing.
+# **1. Repair a loop.** This is FA2's loop in NumPy, and one factor is missing.
 
 
 # %%
@@ -672,19 +557,11 @@ check("attend", attend)
 # Solutions are in [solutions/02_fa2](solutions/02_fa2).
 
 # %% [markdown]
-# **3. The reduction, as a kernel.** In exercise 1 the parts were arrays. Here each program loads what it needs of them.
-# The check puts NaN in a part that has no keys.
+# **2. Combine splits, as a kernel.** Each program loads what it needs of the parts. The check puts NaN in a part that has
+# no keys.
 
 # %%
 # puzzle: combine
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # FA3: load, multiply and exponentiate at the same time
 #
@@ -24,75 +11,33 @@
 # * **Roles.** One warp only loads. The other warps only compute.
 # * **Order.** With a causal mask some tiles have more work than others. FA3 starts the tiles of all heads in the order
 #   of their work, most work first.
-# * **Many sequences.** Sequences of different lengths and masks for documents, shared prompts and trees leave out the
-#   tiles that nothing needs.
 # * **8-bit numbers**, as an option. The tensor cores multiply them at twice the rate.
 #
-# Time: about 105 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the form that this
+# Time: about 80 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the form that this
 # notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need no GPU. Cells that begin
 # with `%%needs_triton` need Linux.
 
 # %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
-
-# %% tags=["hide-cell"]
 # %matplotlib inline
 import json
-from itertools import pairwise
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from IPython.display import Markdown, display
+from IPython.display import display
 from lessons import changes, check, checked, guess, instructions, measured, record
-from lessons import predictions, recompiled, show, show_plain
-from lessons.kernels.simulated import box_in_sequence, simulated
+from lessons import recompiled, show, show_plain
 from lessons.pictures.pipeline import attend, gantt
-from lessons.pictures.scores import masked, tiles
-from lessons.pictures.scores.schedule import square, visits
-from lessons.practice.exercises.notebook_03 import finish_time
+from lessons.pictures.scores import tiles
+from lessons.pictures.scores.schedule import finish_time, starting_orders
 from lessons.practice.folded import display_answer
-from triton.experimental import gluon
+from lessons.tables import say, table
 
-from flash_versions import attention, masks
-from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
-from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 from flash_versions.dispatch.precision import Fp8
-from flash_versions.dispatch.request import make_request
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
-from flash_versions.versions.fa3.fp8 import forward as forward_fp8
-from flash_versions.versions.fa3.hopper import intervals as hopper_intervals
 from flash_versions.versions.fp8.quantize import dequantize, quantize
 from flash_versions.versions.tiles import pipeline
-from flash_versions.versions.tiles.intervals import Intervals
 from flash_versions.versions.tiles.tma import describe
-from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
-
-torch.manual_seed(0)
-
-
-def say(text):
-    """Display a sentence."""
-    display(Markdown(text))
-
-
-def table(head, rows):
-    """Display rows as a table: the first column is text, the others are numbers."""
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    say("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
-
 
 # %% [markdown]
 # ## What FA2 wastes
@@ -206,6 +151,7 @@ say(
 # First FA2's order of operations: S, softmax and P V of one block after the other.
 
 # %%
+torch.manual_seed(0)
 q, k, v = (torch.randint(-2, 3, (4, 4)).float() for _ in range(3))
 
 
@@ -291,36 +237,32 @@ guess(my_guess, gain["measured on an H200"], "both, against neither, on an H200"
 
 # %% tags=["hide-input"]
 display(gantt.schedules())
-cycles = gantt.totals(blocks=4)
+cycles = {name: gantt.total(gantt.simulate(name, blocks=4)) for name in gantt.VARIANTS}
 checked("each_fills", cycles["both"] < min(cycles["ping-pong only"], cycles["overlap only"]))
 checked("each_helps", max(cycles["ping-pong only"], cycles["overlap only"]) < cycles["neither"])
 
 # %% [markdown]
 # *Four blocks of keys for each of the two consumers, on one time axis; S3 is the product S of block 3. Without
-# ping-pong the tensor core alternates between the products of the two consumers, one instruction at a time, which gives
-# the narrow stripes. Look at the gaps in the rows of the tensor core.*
+# ping-pong the tensor core works for both consumers in turns, which gives the narrow stripes. Look at the gaps in the
+# rows of the tensor core.*
 #
-# Each kind of overlap alone shortens the program in the picture. Both together shorten it most. But the simulated gain
-# depends on how the consumers start:
+# With neither kind of overlap both consumers issue products, and then both compute a softmax while the tensor core
+# idles. Each kind of overlap alone shortens the program, and both together shorten it most. But the gain depends on how
+# the consumers start. Suppose that the second one starts half a block later:
 
 # %% tags=["hide-input"]
-display(gantt.against_measured())
 step, apart, gpu = speeds.values()
-say(
-    f"With neither overlap the two consumers of the picture run in step: both issue products, then "
-    f"both compute a softmax while the tensor core idles. If they start like this, both kinds "
-    f"of overlap together make them faster by a factor of {1 / step['neither']:.2f}. Consumers that start half a block apart already use "
-    f"the tensor core in turn; they gain {1 / apart['neither']:.2f}. The H200 gains "
-    f"{1 / gpu['neither']:.2f}, like consumers that are half a block apart."
+table(
+    ["speed, divided by that of both", *gantt.VARIANTS],
+    [[name, *(f"{x:.2f}" for x in series.values())] for name, series in speeds.items()],
 )
 checked("apart_needs_no_turns", abs(apart["overlap only"] / apart["both"] - 1) < 0.02)
 checked("gpu_like_apart", all(abs(gpu[name] / apart[name] - 1) < 0.1 for name in gpu))
 
 # %% [markdown]
-# *The speed of each schedule, divided by the speed of `both`. The timing simulator with consumers half a block apart
-# and the H200 differ by less than 10 % in every group of bars. *
-#
-# So ping-pong separates consumers that run in step. For consumers that are already apart it adds nothing.
+# Consumers that start half a block apart already use the tensor core in turns. The H200 behaves like them: the
+# simulated and the measured speeds differ by less than 10 %. So ping-pong separates consumers that run in step. For
+# consumers that are already apart it adds nothing.
 
 # %% [markdown]
 # ## Asynchronous copies
@@ -396,21 +338,10 @@ print(f"{ideal:.1f} blocks")
 my_guess = None  # your guess here, in blocks
 
 # %%
-heads, up, down = range(HEADS), range(TILES), range(TILES - 1, -1, -1)
-orders = {
-    "FA1: head after head, fewest blocks first": [(head, t) for head in heads for t in up],
-    "FA2: head after head, most blocks first": [(head, t) for head in heads for t in down],
-    "all heads together, fewest blocks first": [(head, t) for t in up for head in heads],
-    "FA3: all heads together, most blocks first": [(head, t) for t in down for head in heads],
-}
-ends = {name: finish_time(order, SMS) for name, order in orders.items()}
+ends = {name: finish_time(order, SMS) for name, order in starting_orders(HEADS, TILES).items()}
 fa1_end, fa2_end, _, fa3_end = ends.values()
 guess(my_guess, fa2_end, "FA2's order", "blocks")
 table(["order in which tiles start", "blocks until the last tile is done"], list(ends.items()))
-say(
-    f"In FA1's order the last tile is done after {fa1_end} blocks, in FA2's after {fa2_end}. FA3's "
-    f"order takes {fa3_end}, and {ideal:.1f} would be an even share of all blocks for each SM."
-)
 checked("reversing_gains_nothing", fa1_end == fa2_end)
 checked("together_gains", fa3_end < 0.7 * fa2_end)
 
@@ -428,7 +359,7 @@ checked("together_gains", fa3_end < 0.7 * fa2_end)
 # %%
 def causal_order(heads, tiles):
     """All (head, tile) in the order in which they should begin: a list of pairs."""
-    raise NotImplementedError  # your code here
+    return None  # your code here
 
 
 check("causal_order", causal_order)
@@ -441,32 +372,14 @@ check("causal_order", causal_order)
 # %% tags=["hide-input"]
 show_plain("fa3", "heavy_first")
 
-# %% tags=["hide-input"]
-display(tiles.compare(causal=True, versions=("fa1", "fa2", "fa3 hopper"), blocks=6))
-first = {x: visits(x, square(6, True)) for x in ("fa1", "fa2", "fa3 hopper")}
-starts = [next(v for v in found if v.program == 0) for found in first.values()]
-checked("starting_tiles", [v.tile for v in starts] == [0, 5, 5])
-checked("last_block_first", [v.block for v in starts] == [0, 0, 5])
-
 # %% [markdown]
-# *One head. Here p0 is the tile that starts first; the numbers in a row are the order of its blocks. FA1 starts with
-# the lightest tile, FA2 and FA3 with the heaviest. FA3's kernel for Hopper also walks the blocks of each tile from the
-# last to the first.*
-#
-# One head cannot show how heads take turns. The next picture has three heads.
+# The next picture shows FA2's order and FA3's, for three heads with four tiles each on five SMs.
 
 # %% tags=["hide-input"]
-display(tiles.walk_order())
-_, grid, static, dynamic = tiles.walks(4, 3, 5, True).values()
-last = [max(tile.end for tile in walk) for walk in (grid, static, dynamic)]
-checked("counter_as_good", last[2] == last[0] < last[1])
+tiles.walk_order()
 
 # %% [markdown]
-# *Which SM works on which tile, and when. The letter is the head; a bar is as long as the tile has blocks. The first
-# two panels are FA2's and FA3's order. The last two are for **persistent** programs, one per SM, which stay on the GPU
-# and walk from tile to tile, so that they can load the next tile's data while they finish the current one. They take
-# tiles in fixed rounds ("static"), or claim the next one from a counter ("claimed").* With the counter, the last tile
-# ends as early as in the second panel; with the static order it ends later.
+# *Which SM works on which tile, and when. The letter is the head; a bar is as long as the tile has blocks.*
 
 # %% [markdown]
 # ## Pipelines and barriers, by hand
@@ -481,7 +394,8 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 # A **pipeline** connects the producer with the consumers. It has a few slots for tiles, its *stages*. Each slot has two
 # barriers. `full` flips when the copy has landed, `empty` when every consumer has read the slot. A wait names a phase,
 # 0 or 1, and returns when this phase is over. A new barrier is in phase 0, so phase 1 counts as over. Here is a
-# pipeline of two slots with two consumers, in Python. It loads five blocks of K, the last one first.
+# pipeline of two slots with two consumers, in Python. It loads five blocks of K, the last one first. Each role is a
+# generator, and says at every `yield` what it does in one tick of time.
 
 
 # %%
@@ -500,44 +414,38 @@ class Barrier:
         return self.phase != phase
 
 
-SLOTS, BLOCKS = 2, 5
-LOAD, COMPUTE = 2, (3, 4)  # ticks that a copy takes, and a block: consumer 1 is slower
+SLOTS, BLOCKS, LOAD = 2, 5, 2  # a copy takes 2 ticks
 full, empty = [Barrier(1) for _ in range(SLOTS)], [Barrier(2) for _ in range(SLOTS)]
-asked, landing = 0, {}  # blocks that the producer has asked for; tick -> slot
-block, left = [0, 0], [0, 0]  # of each consumer: blocks it has done, ticks that are left of one
-fills, reads = [], []  # (tick, slot)
-print("tick  producer                consumer 0    consumer 1")
+landing = {}  # tick -> slot in which a copy lands then
 tick = 0
-while min(block) < BLOCKS:
-    if tick in landing:
-        full[landing[tick]].arrive()
-    said = ["", "", ""]
-    if asked < BLOCKS:
-        slot, phase = asked % SLOTS, asked // SLOTS % 2
-        said[0] = f"wait: slot {slot} not empty"
-        if empty[slot].is_past(phase ^ 1):
-            said[0] = f"ask for K{BLOCKS - 1 - asked}"
-            landing[tick + LOAD] = slot
-            fills.append((tick, slot))
-            asked += 1
-    for c in (0, 1):
-        name = f"K{BLOCKS - 1 - block[c]}"
-        if not left[c] and block[c] < BLOCKS:
-            said[1 + c] = f"wait for {name}"
-            if full[block[c] % SLOTS].is_past(block[c] // SLOTS % 2):
-                left[c] = COMPUTE[c]
-        if left[c]:
-            said[1 + c] = f"compute {name}"
-            reads.append((tick, block[c]))
-            left[c] -= 1
-            if not left[c]:
-                empty[block[c] % SLOTS].arrive()
-                block[c] += 1
+
+
+def producer():
+    for number in range(BLOCKS):
+        slot, phase = number % SLOTS, number // SLOTS % 2
+        while not empty[slot].is_past(phase ^ 1):
+            yield f"wait: slot {slot} not empty"
+        landing[tick + LOAD] = slot
+        yield f"ask for K{BLOCKS - 1 - number}"
+
+
+def consumer(ticks):
+    for number in range(BLOCKS):
+        slot, phase = number % SLOTS, number // SLOTS % 2
+        while not full[slot].is_past(phase):
+            yield f"wait for K{BLOCKS - 1 - number}"
+        for _ in range(ticks):
+            yield f"compute K{BLOCKS - 1 - number}"
+        empty[slot].arrive()
+
+
+roles = producer(), consumer(ticks=2), consumer(ticks=3)
+print(f"tick  {'producer':24}{'consumer 0':14}consumer 1")
+while any(said := [next(role, "") for role in roles]):
     print(f"{tick:4}  {said[0]:24}{said[1]:14}{said[2]}".rstrip())
     tick += 1
-checked("first_waits_return", [t for t, _ in fills[:SLOTS]] == [0, 1])
-refills = [(filled, number - SLOTS) for number, (filled, _) in enumerate(fills)]
-checked("never_overwritten", all(t < filled for filled, n in refills for t, b in reads if b == n))
+    if tick in landing:
+        full[landing[tick]].arrive()
 
 # %% [markdown]
 # Consumers first wait for phase 0 of `full`, which is over when the first tile has arrived. The producer first waits
@@ -575,12 +483,11 @@ show_plain("fa3-hopper", "consume", "fold_block")
 
 # %% tags=["hide-input"]
 display(attend.beside_time())
-found, core, _ = attend.bars()
-pv = next(bar for bar in found if bar.kind == "PV")
-soft = next(bar for bar in found if bar.kind == "softmax")
-exp = next(bar for bar in found if bar.kind == "exp")
-others = [task for task in core if task.consumer == 1]
-checked("pv_during_softmax", pv.start < soft.start < pv.end)
+found, _ = attend.tasks()
+spans = {name: next(t for t in found if t.what == name) for name in ("PV", "softmax", "exp")}
+others = [task for task in found if task.consumer == 1]
+soft, exp = spans["softmax"], spans["exp"]
+checked("pv_during_softmax", spans["PV"].start < soft.start < spans["PV"].end)
 checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for t in others))
 
 # %% [markdown]
@@ -599,217 +506,6 @@ say(attend.explained())
 # The simulator runs the kernel for Hopper, too; `flash_versions/simulator/gluon` is its half for Gluon. It lets the
 # roles take turns, and finishes copies and products as late as the hardware might. A kernel with a missing wait then
 # computes wrong numbers, or the simulator names the access that comes too early, and the test fails.
-
-# %% [markdown]
-# ## From one sequence to many
-#
-# So far all sequences of a batch have had the same length. Texts have different lengths, and the usual batch **pads**
-# each of them to the length of the longest one. The next cell draws the lengths of 64 documents and counts what that
-# costs with a causal mask: rows, which pass through every layer of a model, and scores, which attention computes.
-
-# %%
-generator = torch.Generator().manual_seed(1)
-lengths = (850 * torch.exp(0.6 * torch.randn(64, generator=generator))).long()
-longest = int(lengths.max())
-rows_padded = len(lengths) * longest / int(lengths.sum())
-scores_padded = len(lengths) * longest * (longest + 1) / int((lengths * (lengths + 1)).sum())
-say(
-    f"The documents have {lengths.float().mean():.0f} tokens on average, and the longest has "
-    f"{longest}. Padding makes {rows_padded:.1f} times as many rows and {scores_padded:.1f} times "
-    f"as many scores."
-)
-
-# %% [markdown]
-# ### Packed sequences
-#
-# **Packed sequences** need no padding. They lie end to end in one tensor of shape (total, heads, head_dim), and
-# `cu_seqlens` says where each begins and where the last one ends: lengths 70, 40 and 90 give `[0, 70, 110, 200]`. In
-# the kernel for Hopper two things change.
-#
-# **A box has to end with its sequence.** The last box of a sequence also covers keys of the next one. Their scores are
-# masked, so their p is 0. That is not enough: P V multiplies this 0 by the values of the neighbour, and 0 times NaN is
-# NaN. A broken sequence would break the one in front of it. TMA replaces only what lies outside of the *whole tensor*
-# by zeros. So the kernel describes the tensor to TMA in such a way that everything behind the sequence counts as
-# outside; `tiles/ragged.py` explains how.
-#
-# The next cell runs the kernel for Hopper in the simulator. The second of three sequences is NaN throughout. Then it
-# runs the kernel once more with boxes of K and V that end with the tensor.
-
-
-# %%
-@gluon.jit
-def to_the_end(first, length, head, row):
-    """A box that ends with the tensor, and not with its sequence."""
-    return box_in_sequence(first, 200 - first, head, row)
-
-
-print("0 x NaN:", 0.0 * torch.nan)
-cu_seqlens = torch.tensor([0, 70, 110, 200], dtype=torch.int32)
-q, k, v = (torch.randn(200, 1, 64).bfloat16() for _ in range(3))
-for x in (q, k, v):
-    x[70:110] = torch.nan
-packed = {"causal": True, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-broken = {}
-for boxes, box in (("their sequence", box_in_sequence), ("the tensor", to_the_end)):
-    o = simulated(q, k, v, box, **packed)
-    broken[boxes] = [int(o[a:b].isnan().any(2).sum()) for a, b in pairwise(cu_seqlens.tolist())]
-    print(f"boxes end with {boxes}: rows with NaN of each sequence: {broken[boxes]}")
-checked("nan_stays", broken["their sequence"] == [0, 40, 0])
-checked("nan_leaks", broken["the tensor"] == [70, 40, 0])
-
-# %% [markdown]
-# With boxes that end with their sequence, only the poisoned sequence is NaN. With the other boxes, every row of the
-# sequence in front of it becomes NaN, too. O has boxes that end with their sequence for another reason: a tile must not
-# overwrite results of the next sequence.
-#
-# **The tiles have to be planned.** The host does not know the lengths, which are on the GPU, and reading them would
-# make it wait. So a small kernel on the GPU plans the tiles before attention starts. It writes for each tile: its
-# sequence, its number there, where the sequence begins, and how long it is. As in "The order of causal tiles", the
-# tiles with most work come first, here over all sequences. The next table is such a plan of three sequences, with tiles
-# of 128 queries.
-
-# %%
-bounds = torch.tensor([0, 70, 470, 620], dtype=torch.int32)  # lengths 70, 400, 150
-x = torch.zeros(620, 1, 64)
-request = make_request(x, x, x, causal=True, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
-(tiles,) = lay_out(request, Tiling(128))
-plan = tiles.plan.tolist()
-lines = [line[:6] for line in plan[1 : 1 + plan[0][0]]]
-keys_seen = [min(128 * (tile + 1), n) for _, tile, _, n, _, _ in lines]
-table(
-    ["place in the plan", "sequence", "its tile", "first row", "rows of the sequence", "keys seen"],
-    [[i, *line[:4], seen] for i, (line, seen) in enumerate(zip(lines, keys_seen))],
-)
-checked("heaviest_tile_first", keys_seen == sorted(keys_seen, reverse=True))
-checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
-
-# %% [markdown]
-# The tiles are in the order of the keys that they see. So tiles of different sequences are next to each other.
-#
-# ### Interval masks
-#
-# Packed sequences cannot express every mask. In reinforcement learning a model answers one prompt several times. Every
-# answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the prompt.
-# A matrix of ones and zeros could say which query sees which key, but it has as many elements as there are scores, and
-# the kernel would have to read them all.
-#
-# We need neither copies nor a matrix, because the queries that see a key follow each other without a gap. Put the
-# prompt first and the answers behind it. Key j of the prompt is seen by every query from j on. Key j of an answer is
-# seen by the queries from j to the end of that answer. So one interval of queries for each key is the whole mask, an
-# **interval mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be
-# given. Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
-
-# %%
-shared = masks.shared_prompt(3, [2, 2])
-print("query_ends", shared["query_ends"].tolist())
-for i in range(7):
-    print(" ".join("#" if j <= i < end else "." for j, end in enumerate(shared["query_ends"])))
-
-# %% [markdown]
-# ### Your prediction
-#
-# A prompt of 1024 tokens has 8 answers of 384 tokens each. Tiles have 128 queries, blocks 128 keys. Causal attention
-# over these 4096 tokens computes 528 tiles of the score matrix. What share of them does the mask leave? (You can count
-# it: how many tiles does the prompt have, and how many has an answer?)
-
-# %%
-my_guess = None  # your guess here, between 0 and 1
-
-# %% tags=["hide-input"]
-answers = masks.shared_prompt(1024, [384] * 8)
-left = masked.tiled(answers, 128).count("masked", "full")
-causal = masked.tiled({"causal": True, "query_ends": torch.full((4096,), 4096)}, 128)
-checked("causal_tiles", causal.count("masked", "full") == 528)
-guess(my_guess, left / 528, "tiles that the mask of 8 answers leaves, of those of causal")
-copies = 8 * sum(range(1, 1 + (1024 + 384) // 128))
-say(
-    f"The mask leaves {left} of 528 tiles. Packed sequences with a copy of the prompt for each "
-    f"answer would have {copies} tiles, and {8 * (1024 + 384) / 4096:.2f} times as many rows in "
-    f"all layers of the model."
-)
-display(masked.draw())
-found = masked.data()
-whole = found.pop("causal alone").count("masked", "full")
-checked("fewer_than_causal", all(one.count("masked", "full") < whole for one in found.values()))
-checked("mostly_unmasked", all(one.count("full") > one.count("masked") for name, one in
-                               found.items() if "documents" not in name))  # fmt: skip
-
-# %% [markdown]
-# Causal alone computes 528 tiles. *The picture shows masks of 1024 tokens, in tiles of 64 queries and 64 keys, from the
-# lists that the kernels use.* Every mask leaves fewer tiles than causal alone. In tiles of this size, most of the
-# computed tiles of the shared prompt and of the tree need no mask.
-#
-# ### From intervals to a list of blocks
-#
-# How does a program know which blocks its tile needs, without looking at every key? Two small kernels prepare it:
-#
-# 1. **Fold.** The first kernel intersects the interval of each key with what causal and a window allow. A causal mask
-#    makes the start of key j at least j. From then on the interval says everything, and no kernel computes the diagonal
-#    again.
-# 2. **Four numbers.** The same kernel stores for each block of keys the smallest and the largest start, and the
-#    smallest and the largest end.
-# 3. **List.** The second kernel compares the four numbers of each block with the first and the last query of each tile.
-#    Blocks that no query of the tile sees are left out, and are never loaded. The rest is the list of the tile.
-#
-# ### Exercise: `tile_kind`
-#
-# Write the comparison of step 3. A tile has the queries `low` to `high`, both included.
-
-
-# %%
-def tile_kind(first_start, last_start, first_end, last_end, low, high):
-    """The kind of a tile with a block of keys: "skipped", "masked" or "full".
-
-    Query i sees a key if start <= i < end. The four numbers are the smallest and the largest start
-    of the block's keys, and the smallest and the largest end. "skipped": no query sees a key of the
-    block, as far as the four numbers say. "full": every query sees every key.
-    """
-    raise NotImplementedError  # your code here
-
-
-check("tile_kind", tile_kind)
-
-# %% [markdown]
-# In the kernel for Hopper, a list replaces the range of blocks in the loops of `produce` and `attend`. An entry of it
-# is the number of a block and, for each consumer, two flags: whether a start cuts queries of this consumer, and whether
-# an end does. The producer loads the starts and ends of the keys together with the block, so they arrive in shared
-# memory by TMA. The consumer makes a comparison only if its flag is set:
-
-# %% tags=["hide-input"]
-show(hopper_intervals.mask_listed, docstring=False)
-
-# %% [markdown]
-# How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of two
-# consumers and blocks of 128 keys. Then the simulator runs the kernel with a shared prompt. Its answers are compared
-# with those of packed sequences, where each answer has its own copy of the prompt.
-
-# %%
-rows, counts = [], {}
-for name, options in masked.examples().items():
-    lists = Intervals.of(masked.request_of(options), 128, 128, parts=2).lists[0]
-    entries = torch.cat([line[1 : 1 + int(line[0])] for line in lists])
-    comparisons = torch.cat([(entries >> 2 * c & 1) + (entries >> 2 * c + 1 & 1) for c in (0, 1)])
-    counts[name] = comparisons.bincount(minlength=3).tolist()
-    rows.append([name, *counts[name]])
-table(["blocks of a consumer with", "no comparison", "one", "both"], rows)
-checked("one_comparison", all(one > both for _, one, both in counts.values()))
-
-q, k, v = (torch.randn(1, 200, 1, 64).bfloat16() for _ in range(3))
-shared = simulated(q, k, v, **masks.shared_prompt(100, [60, 40]))[0, 100:]
-ranges = [[*range(160)], [*range(100), *range(160, 200)]]  # the prompt and an answer
-copied = torch.tensor([*ranges[0], *ranges[1]])
-ends = torch.tensor([0, 160, 300], dtype=torch.int32)
-o = simulated(*(x[0, copied] for x in (q, k, v)), causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
-difference = (shared - torch.cat([o[100:160], o[260:]])).abs().max()
-print(f"largest difference of the answers: {difference:.0e}; {len(copied)} rows instead of 200")
-checked("as_with_copies", difference < 0.02)
-
-# %% [markdown]
-# More blocks pay for one comparison than for both. The answers are the same as with copies of the prompt, up to the
-# rounding of bf16.
-#
-# Lists depend on the mask only and not on the layer, so `masks.plan_mask` makes them once for all layers of a model.
-# [masks.md](../docs/use/masks.md) says which form to choose for which mask.
 
 # %% [markdown]
 # ## What the compiler made of it
@@ -864,7 +560,8 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 # ## What each idea is worth, measured
 #
 # On an H200, each idea was switched off alone, for several head dimensions and lengths. Q was in registers then, where
-# these suffice; today it stays in shared memory.
+# these suffice; today it stays in shared memory. The programs of the package's kernel are **persistent**: one for each
+# SM, which stays on the GPU and walks from tile to tile, so that it can load the next tile while it finishes this one.
 #
 # ### Your prediction
 #
@@ -930,70 +627,16 @@ checked("fa3_faster", all(tflops("fa3", d) > 1.2 * tflops("fa2", d) for d in (64
 # ## Eight bits
 #
 # Tensor cores multiply 8-bit numbers twice as fast as 16-bit ones, and a tile takes half the memory. The price is
-# precision. FA3 uses the format e4m3: four bits of exponent, three of fraction. These are its numbers around 1:
-
-# %%
-e4m3 = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-print(f"{len(e4m3)} positive numbers, from {e4m3[0]:g} to {e4m3[-1]:g}; around 1:")
-print(e4m3[(e4m3 >= 1) & (e4m3 <= 2)].tolist())
-
-# %% [markdown]
-# Larger numbers do not fit, and very small ones lose bits. So a tensor is divided by a **scale** before it is rounded,
-# so that its largest element becomes the largest number of the format. The scale is kept beside the tensor. By hand, on
-# 4 x 4 numbers with one outlier, in e4m3 and, for comparison, in int8:
-
-
-# %%
-def to_e4m3(x):
-    """Through e4m3 and back, with one scale for all."""
-    scale = x.abs().max() / 448
-    return (x / scale).to(torch.float8_e4m3fn).float() * scale
-
-
-def to_int8(x):
-    """Through int8 and back."""
-    scale = x.abs().max() / 127
-    return (x / scale).round() * scale
-
-
-x = torch.randn(4, 4)
-x[1, 2] = 100.0
-torch.set_printoptions(precision=3, sci_mode=False)
-print(x, "\ne4m3:", to_e4m3(x), "\nint8:", to_int8(x), sep="\n")
-small = x.abs() < 50
-lost = {f: ((f(x) - x).abs() / x.abs())[small].max() for f in (to_e4m3, to_int8)}
-checked("int8_coarse", to_int8(x)[small].unique().numel() < 8 and lost[to_int8] > 0.5)
-checked("e4m3_keeps", lost[to_e4m3] < 1 / 15)
-
-# %% [markdown]
-# In int8 one outlier makes all other numbers multiples of one coarse step. In e4m3 the small numbers keep their three
-# bits of fraction and are wrong by a sixteenth at most, because e4m3 is a *floating-point* format.
-
-# %% tags=["hide-input"]
-magnitude = torch.exp2(torch.linspace(-20, 0, 80 * 100))
-figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
-worst = {}
-for label, function in (("e4m3", to_e4m3), ("int8", to_int8)):
-    error = (function(magnitude) - magnitude).abs() / magnitude
-    worst[label] = error.reshape(80, 100).amax(1)
-    ax.loglog(magnitude.reshape(80, 100)[:, 50], worst[label], label=label)
-ax.set(xlabel="magnitude, relative to the largest", ylabel="largest relative error", ylim=(1e-3, 2))
-ax.set_xscale("log", base=2)
-ax.legend(frameon=False)
-plt.close(figure)
-display(figure)
-checked("int8_right_end", worst["int8"][-4:].max() < worst["e4m3"][-4:].max() < worst["int8"][40])
-checked("e4m3_flat", worst["e4m3"][32:].max() < 0.07)
-
-# %% [markdown]
-# *Horizontal: the size of a number, divided by the largest number with the same scale. Vertical: the largest relative
-# error of such numbers.* int8 is better at the right end only. The error of e4m3 stays the same over 12 powers of two.
+# precision. FA3 uses the format e4m3: four bits of exponent, three of fraction. Its numbers from 1 to 2 are 1, 1.125,
+# 1.25 and so on, and the largest is 448. So a tensor is divided by a **scale** before it is rounded, which makes its
+# largest element 448, and the scale is kept beside the tensor.
 #
 # ### Your prediction
 #
-# FA3 offers two remedies for outliers. It can use finer scales: one for each head, or for each block of rows, in place
-# of one for the tensor. And it can rotate queries and keys, which spreads an outlier over all dimensions. On inputs
-# with outliers, which of the two reduces the error more: `"scales"` or `"rotation"`?
+# Some inputs have outliers, a few numbers that are much larger than the others. FA3 offers two remedies. It can use
+# finer scales: one for each head, or for each block of rows, in place of one for the tensor. And it can rotate queries
+# and keys, which spreads an outlier over all dimensions. Which of the two reduces the error more: `"scales"` or
+# `"rotation"`?
 
 # %%
 my_guess = None  # "scales" or "rotation"
@@ -1007,16 +650,16 @@ by_scales = error_of["paper", 128, "tensor"] / error_of["paper", 128, "block"]
 by_rotation = error_of["paper", 128, "block"] / error_of["paper", 128, "block+hadamard"]
 guess(my_guess, "rotation" if by_rotation > by_scales else "scales", "what reduces the error more")
 say(
-    f"A scale for each block in place of one for the tensor divides the error by {by_scales:.2f}. "
-    f"The rotation divides what is left by {by_rotation:.2f}."
+    f"On an H200, with the inputs of the FA3 paper (normal numbers, one in a thousand much larger), a scale for each "
+    f"block in place of one for the tensor divides the error by {by_scales:.2f}. The rotation divides what is left by "
+    f"{by_rotation:.2f}."
 )
 
 # %% [markdown]
-# ### Why
-#
-# In e4m3, a small number keeps its relative accuracy beside a large one. The problem is large products. Where an
-# outlier of a query meets an outlier of a key **in the same dimension**, one product dominates the score. It is wrong
-# by a few percent, and a few percent of a large score decide which key gets the weight.
+# Why? e4m3 is a *floating-point* format: a small number keeps its three bits of fraction beside a large one. The
+# problem is large products. Where an outlier of a query meets an outlier of a key **in the same dimension**, one
+# product dominates the score. It is wrong by a few percent, and a few percent of a large score decide which key gets
+# the weight.
 #
 # The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a Hadamard matrix, whose
 # entries are all $+1/\sqrt{d}$ or $-1/\sqrt{d}$. No score changes. But the large product is now spread over all
@@ -1024,15 +667,13 @@ say(
 # package's quantiser, in the simulator.
 
 # %%
-torch.manual_seed(1)
 q, k, v = (torch.randn(1, 128, 1, 64) for _ in range(3))
 q[0, :, 0, 5] += 20.0  # an outlier of every query and every key, in one dimension
 k[0, :, 0, 5] += 20.0
 exact = (q[0, :, 0] @ k[0, :, 0].T) / 8
-rotated, deviation = {}, {}
+deviation = {}
 for how in (Fp8("tensor"), Fp8("head"), Fp8("block"), Fp8("block", hadamard=True)):
     q8, k8, _ = dequantize(quantize(q, k, v, how))
-    rotated[str(how)] = q8[0, 0, 0]
     error = (q8[0, :, 0] @ k8[0, :, 0].T) / 8 - exact
     deviation[str(how)] = float(error.std())
 table(
@@ -1046,78 +687,21 @@ checked("rotation_much", rotation < blocks / 4)
 # %% [markdown]
 # Finer scales change the error of a score by less than 10 %. The rotation makes it at least four times smaller.
 #
-# Now attention itself, by the FP8 kernel in the simulator, compared with exact attention of the inputs before they were
-# quantised. The inputs are those of the FA3 paper: normal numbers, and one entry in a thousand much larger. The table
-# also has two columns that were measured on an H200, on a longer sequence.
-
-# %% tags=["hide-input"]
-generator = torch.Generator().manual_seed(0)
-q, k, v = (draw_inputs("paper", (1, 512, 4, 128), generator) for _ in range(3))
-exact = exact_attention(q, k, v, torch.arange(512))
-rows, here = [], {}
-for scheme, precision in SCHEMES.items():
-    here[scheme] = errors(attention(q, k, v, version="fa3", precision=precision), exact)["rmse"]
-    row = [scheme, f"{here[scheme]:.4f}", f"{error_of['paper', 128, scheme]:.4f}"]
-    rows.append([*row, f"{error_of['gaussian', 128, scheme]:.4f}"])
-length = measured_errors["what"]["S"]
-table(
-    ["relative RMS error", "512 tokens, here", f"{length} tokens, H200",
-     f"{length} tokens, H200, no outliers"], rows
-)  # fmt: skip
-plain = [error_of["gaussian", 128, scheme] for scheme in SCHEMES if scheme != "bf16"]
-checked("no_outliers_no_help", max(plain) < 1.05 * min(plain))
-checked("rotation_helps_here", here["block+hadamard"] < 0.8 * here["block"])
-
-# %% [markdown]
-# The rotation also helps attention as a whole. Without outliers (last column) neither finer scales nor the rotation
-# change the error by more than 5 %. That error comes from having three bits of fraction, and no scale removes it.
-#
 # ### Where the scales go
 #
-# The kernel already multiplies scores by a factor, and already computes exponents of 2. The scales become part of
-# these, so they cost no instruction for each score:
+# The kernel already multiplies scores by a factor, and already computes exponents of 2. Most of the scales become part
+# of these, so they cost no instruction for each score:
 #
-# * **The scales of Q and K** become part of the factor that takes a product to log2 units. The running maximum is kept
-#   in these units, so blocks with different scales are comparable.
-# * **The scale of V** becomes part of the exponent of P. A block of V has its own scale, and the accumulator has one
-#   for all blocks: the largest of the head, `v_reference`. So P of a block is multiplied by `v_scale / v_reference`. P
-#   is $2^x$, so this is one addition: $2^x \cdot c = 2^{x + \log_2 c}$.
-# * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1, and e4m3 has its full three bits of
-#   fraction only for numbers from 2^-6 to 448. Smaller numbers are denormal and have fewer bits.
-# * **The sum of a row** adds up P times 2^8, but *without* V's scale, which belongs to V only. At the end `acc` is
-#   divided by this sum, and both factors of 2^8 cancel.
+# * **The scales of Q and K** become part of the factor that takes a product to log2 units.
+# * **The scale of V** multiplies the product P V of a block. (The package's kernel makes it part of the exponent of P.)
+# * **A factor of 2^8** makes P larger before it is rounded: P is at most 1, and e4m3 has its full three bits of
+#   fraction only for numbers from 2^-6 to 448. The sum of a row has the same factor, so it cancels at the end.
 #
-# These are the two functions of the portable kernel, with every option of a call:
+# V is stored transposed, with its keys in the order in which the threads have P: `in_order_of_values` moves no data.
 
 # %% tags=["hide-input"]
-show(forward_fp8.softmax_step)
-show(forward_fp8.fold_block, docstring=False)
-
-# %% [markdown]
-# ### Exercise: `fold_fp8`
-#
-# Write it for one block, in PyTorch. The 8-bit numbers come as fp32 tensors; round P with
-# `.to(torch.float8_e4m3fn).float()`.
-
-
-# %%
-def fold_fp8(state, s8, v8, q_scale, k_scale, v_scale, v_reference, scale_log2):
-    """Fold a block of 8-bit keys and values into the state: (acc, row_max, row_sum).
-
-    Args:
-        state: acc (rows, dims), in units of v_reference; row_max (rows,), in log2 units; row_sum
-            (rows,).
-        s8: (rows, keys), the product of the 8-bit numbers of Q and K.
-        v8: (keys, dims), the 8-bit numbers of V.
-        q_scale, k_scale, v_scale: value = 8-bit number times scale, for Q, this block's K and V.
-        v_reference: the largest v_scale of the head.
-        scale_log2: the softmax's scale times log2(e).
-    """
-    acc, row_max, row_sum = state
-    raise NotImplementedError  # your code here
-
-
-check("fold_fp8", fold_fp8)
+changes("fa3", "fa3-fp8", "softmax_step")
+changes("fa3", "fa3-fp8", "fold_block")
 
 # %% tags=["hide-input"]
 measured("fp8")
@@ -1136,25 +720,18 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 
 # %% [markdown]
 # *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone.* Twice the rate of products does not give
-# twice the speed: at head_dim 128, products and exponentials now take equally long. What helps is a shorter softmax:
-# the kernel has its scores in 16 bits, two in a register ([pairs.py](../flash_versions/versions/fa3/fp8/pairs.py)). FA4
-# begins there.
+# twice the speed: at head_dim 128, products and exponentials now take equally long. What helps is a shorter softmax.
+# FA4 begins there. [Attention in FP8](../docs/understand/fp8.md) says more, with the errors of all schemes.
 
 # %% [markdown]
-# **A pipeline of your own.** Write both sides of a *ring*, a pipeline of two slots, in Gluon: the warp that lets TMA
-# copy, and the warps that read. The check runs your kernel in the simulator, with late copies and late reads. If all
-# warps wait, it says which warp waits at which line, and for what.
+# ## Exercise: a pipeline of your own
+#
+# Write both sides of a *ring*, a pipeline of two slots, in Gluon: the warp that lets TMA copy, and the warps that read.
+# The check runs your kernel in the simulator, with late copies and late reads. If all warps wait, it says which warp
+# waits at which line, and for what.
 
 # %%
 # puzzle: ring
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on
@@ -1163,11 +740,10 @@ predictions()
 #   explains roles and ping-pong, section 3.2 the overlap inside a warpgroup, section 3.3 FP8.
 # * The authors' code: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of flash-attention,
 #   `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
-# * Wang et al. 2024, [FlashMask](https://arxiv.org/abs/2410.01359): masks as intervals of each key. It keeps the
-#   queries that are masked, and this project those that are not.
+# * Batches of sequences of different lengths, and masks for documents, shared prompts and trees, which leave out the
+#   tiles that no query needs: [masks.md](../docs/use/masks.md).
 # * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose docstrings draw the
 #   schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`; [fp8.md](../docs/understand/fp8.md); and what did not
 #   work, in [log.md](../docs/understand/log.md).
 # * All kernels as you saw them here: `flash_versions/lessons/fa3.py`, `fa3_hopper.py` and `fa3_fp8.py`.
-# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions/03_fa3`. Next:
-#   [04_fa4](04_fa4.ipynb).
+# * The solution of `causal_order` is in `notebooks/solutions/03_fa3`. Next: [04_fa4](04_fa4.ipynb).

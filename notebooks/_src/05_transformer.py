@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # The transformer around the kernels
 #
@@ -28,27 +15,13 @@
 # Time: about 65 minutes. You need [00_start](00_start.ipynb): queries, keys, values, and the softmax.
 
 # %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
-
-# %% tags=["hide-cell"]
 from functools import partial
 from random import Random
 
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
-from lessons import check, checked, guess, predictions, show
+from lessons import check, checked, guess, show
 
 import flash_versions
 from flash_versions.plot.figures import TENSOR_TFLOPS
@@ -717,22 +690,6 @@ print(f"\n\n{len(answer.tokens)} tokens by {ours.attention}")
 #
 #     python -m transformer.generate --attention fa4 -p "How many r's are in strawberry?"
 #     python -m transformer.generate --chat
-#
-# ## On your GPU
-#
-# The next cell asks the same question on your GPU, with the newest version that the GPU runs. Without a GPU it does
-# nothing.
-
-# %% tags=["varies"]
-if torch.cuda.is_available():
-    done = subprocess.run(
-        [sys.executable, "-m", "transformer.generate", "-p", question],
-        capture_output=True,
-        text=True,
-    )
-    print(done.stdout, done.stderr, sep="\n")
-else:
-    print("This machine has no GPU, so this cell generated nothing.")
 
 # %% [markdown]
 # ## Exercises
@@ -765,14 +722,6 @@ check("advance", advance)
 
 # %% [markdown]
 # The solutions are in `notebooks/solutions/05_transformer`.
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,16 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,_src//py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # GRPO: a model learns from a verifier
 #
@@ -24,20 +11,6 @@
 # should know what a gradient is.
 
 # %% tags=["hide-cell"]
-# On Google Colab only: fetch the package, and what it needs.
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules and not os.path.exists("lessons"):
-    address = input("Address of the repository that this notebook is from: ")
-    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
-    os.chdir("/content/repository/notebooks")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
-    subprocess.run(pip, check=True)
-    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
-
-# %% tags=["hide-cell"]
 import copy
 import json
 import tempfile
@@ -49,7 +22,7 @@ from statistics import fmean
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Image, Markdown, display
-from lessons import check, checked, guess, predictions, show
+from lessons import check, checked, guess, show
 
 import flash_versions
 from transformer.model.decoder import Transformer
@@ -473,7 +446,8 @@ for rollout in roll_out(
 # %% [markdown]
 # ## The whole run
 #
-# The repository contains the whole run, once for each of three random seeds:
+# The repository contains the whole run, once for each of three random seeds. On a GPU, `python -m transformer.grpo
+# --recipe sums --out runs/sums` makes your own.
 
 # %%
 folders = sorted(RESULTS.glob("sums-seed*"))
@@ -824,34 +798,6 @@ check("digit_sum", lambda: DigitSum())
 
 # %% [markdown]
 # The solutions are in `notebooks/solutions/06_grpo`.
-#
-# ## On your GPU
-#
-# The next cell takes twenty steps of the same recipe on your GPU and draws them over the committed runs. Without a GPU
-# it does nothing.
-
-# %% tags=["varies"]
-if torch.cuda.is_available():
-    with tempfile.TemporaryDirectory() as folder:
-        run, picture = Path(folder) / "here", Path(folder) / "curve.png"
-        options = ["--recipe", "sums", "--steps", "20", "--eval-every", "10", "--out", str(run)]
-        subprocess.run(
-            [sys.executable, "-m", "transformer.grpo", *options],
-            capture_output=True,
-            check=True,
-        )
-        curves.draw([run, *folders], picture)
-        display(Image(picture.read_bytes(), alt="this machine's run and the committed ones"))
-else:
-    print("This machine has no GPU, so this cell trained nothing.")
-
-# %% [markdown]
-# ## Your predictions
-#
-# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess.
-
-# %%
-predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,7 +1,7 @@
 """What the notebooks are told with: sources, recorded kernels, films, predictions, exercises.
 
     from lessons import show, show_plain, changes, record, film, instructions
-    from lessons import guess, predictions, check, checked, measured
+    from lessons import guess, check, checked, measured
 
 The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
 in the folder `notebooks/`, where this package is found.
@@ -19,7 +19,7 @@ from lessons.measurements import measured
 from lessons.moved import bytes_moved
 from lessons.pictures.films import film
 from lessons.practice import puzzles
-from lessons.practice.answers import check, checked, guess, predictions
+from lessons.practice.answers import check, checked, guess
 
 unsaid.clear()  # the notebooks themselves say where kernels run
 needs_triton.register()
@@ -36,7 +36,6 @@ __all__ = [
     "guess",
     "instructions",
     "measured",
-    "predictions",
     "record",
     "recompiled",
     "show",

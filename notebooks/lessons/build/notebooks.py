@@ -33,6 +33,18 @@ FOLDED = {"hide-cell", "hide-input"}  # tags of cells whose code a page and Jupy
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
+COLAB = """# On Google Colab only: fetch the package, and what it needs.
+import os
+import subprocess
+import sys
+
+if "google.colab" in sys.modules and not os.path.exists("lessons"):
+    address = input("Address of the repository that this notebook is from: ")
+    subprocess.run(["git", "clone", "--depth=1", address, "/content/repository"], check=True)
+    os.chdir("/content/repository/notebooks")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--editable", "..[notebooks]"]
+    subprocess.run(pip, check=True)
+    sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]"""
 
 
 def notebook_names() -> list[str]:
@@ -41,7 +53,7 @@ def notebook_names() -> list[str]:
 
 
 def read_source(name: str) -> NotebookNode:
-    """A notebook without outputs, from its text.
+    """A notebook without outputs, from its text, with the set-up for Colab behind its first cell.
 
     Raises:
         ValueError: there is no such text.
@@ -50,6 +62,8 @@ def read_source(name: str) -> NotebookNode:
     if not path.exists():
         raise ValueError(f"there is no {path.name}; there are {', '.join(notebook_names())}.")
     notebook = jupytext.read(path)
+    colab = nbformat.v4.new_code_cell(COLAB, metadata={"tags": ["hide-cell"]})
+    notebook.cells.insert(1, colab)
     linked: set[str] = set()  # terms of the glossary that the notebook has used
     for number, cell in enumerate(notebook.cells):
         if cell.source.startswith(puzzles.MARK):
@@ -60,11 +74,7 @@ def read_source(name: str) -> NotebookNode:
             cell.metadata["jupyter"] = {"source_hidden": True}
         text = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
         cell.id = f"{number:02}-{text}"
-    notebook.metadata = {
-        "jupytext": {"formats": "ipynb,_src//py:percent"},
-        "kernelspec": KERNEL,
-        "language_info": LANGUAGE,
-    }
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 

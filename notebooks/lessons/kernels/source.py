@@ -80,38 +80,22 @@ def lines_without_docstring(path: Path, name: str) -> list[str]:
     return diff.functions_of(path).get(name, [])
 
 
-def changes(
-    old: str,
-    new: str,
-    name: str,
-    *,
-    renamed: str | None = None,
-    file: str = "forward.py",
-    plain: bool = True,
-    context: int = 3,
-) -> None:
-    """Display what changes in one function from a version to the next, as a coloured diff.
+def changes(old: str, new: str, name: str, *, file: str = "forward.py", context: int = 3) -> None:
+    """Display what changes in a function from a version's lesson to the next, as a coloured diff.
 
     Args:
         old: a version, such as "fa1".
         new: the version that is held against it.
-        name: a function that both define or import; docstrings are left out.
-        renamed: what it is called in the new version, if not the same.
-        file: where both have it, such as "backward.py".
-        plain: of the lessons; False shows the engine's functions, with every option.
+        name: a function of both lessons; docstrings are left out.
+        file: "forward.py" or "backward.py".
         context: unchanged lines around a change.
 
     Raises:
         ValueError: a version has no such file or function.
     """
-    look_up = find_plain if plain else find
-    (before, old_lines), (after, new_lines) = (
-        look_up(old, file, name),
-        look_up(new, file, renamed or name),
-    )
+    (before, old_lines), (after, new_lines) = (find_plain(x, file, name) for x in (old, new))
     lines = list(difflib.unified_diff(old_lines, new_lines, before, after, lineterm="", n=context))
-    if not lines:
-        lines = [f"{name} has not changed" + ("" if plain else f": both versions use {after}")]
+    lines = lines or [f"{name} has not changed"]
     display_text(f'<pre style="{LINE}">{diff.as_html(lines)}</pre>', lines)
 
 
@@ -126,10 +110,7 @@ def find_plain(version: str, file: str, name: str) -> tuple[str, list[str]]:
     path = diff.path_of(version + "-backward" * (file == "backward.py"))
     functions = diff.functions_of(path)
     if name not in functions:
-        raise ValueError(
-            f"the lesson {path.name} has no {name!r}; it has {', '.join(functions)}. With "
-            f"plain=False, changes shows the engine's functions."
-        )
+        raise ValueError(f"the lesson {path.name} has no {name!r}; it has {', '.join(functions)}.")
     return str(path.relative_to(ROOT)), functions[name]
 
 

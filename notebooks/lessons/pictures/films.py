@@ -8,7 +8,6 @@ from html import escape
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from IPython.display import HTML, Image, Markdown, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -81,24 +80,9 @@ def picture(figure: Figure, dpi: int) -> Picture.Image:
 
 
 def with_palette(image: Picture.Image) -> Picture.Image:
-    """A picture with a palette: the colours that most of its pixels have, and those that are
-    farthest from all others. Any other colour becomes the nearest one of these.
-    """
-    packed = np.array(image, np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
-    colours, places, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    rgb = (colours[:, None] >> np.array([16, 8, 0]) & 255).astype(np.int32)
-    kept = np.argsort(-counts.astype(np.int64), kind="stable")[: COLOURS // 2]
-    near, distance = np.zeros(len(rgb), np.uint8), np.full(len(rgb), np.iinfo(np.int32).max)
-    palette: list[np.ndarray] = []
-    while len(palette) < min(COLOURS, len(rgb)):
-        index = kept[len(palette)] if len(palette) < len(kept) else distance.argmax()
-        away = ((rgb - rgb[index]) ** 2).sum(1)
-        near[away < distance] = len(palette)
-        distance = np.minimum(distance, away)
-        palette.append(rgb[index])
-    made = Picture.fromarray(near[places].reshape(packed.shape), "P")
-    made.putpalette(np.array(palette, np.uint8).tobytes())
-    return made
+    """A picture with a palette in which also the colours of few pixels have a near one."""
+    kind, none = Picture.Quantize.MAXCOVERAGE, Picture.Dither.NONE
+    return image.quantize(COLOURS, method=kind, dither=none)
 
 
 def png(image: Picture.Image) -> bytes:

@@ -57,9 +57,3 @@ def bare(ax: Axes) -> None:
     ax.grid(visible=False)
     for spine in ax.spines.values():
         spine.set_visible(False)
-
-
-def known(version: str, versions: tuple[str, ...]) -> None:
-    """Refuse a version that has no picture: ValueError."""
-    if version not in versions:
-        raise ValueError(f"version={version!r} has no picture here; {', '.join(versions)} have.")

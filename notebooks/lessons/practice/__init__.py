@@ -1,1 +1,1 @@
-"""What a reader does: predictions, exercises, puzzles, a bug to find. Answers are folded away."""
+"""What a reader does: predictions, exercises, puzzles. Answers are folded away."""

@@ -37,24 +37,6 @@ def wrong_no_rescale(q, k, v, block):
     return acc / row_sum[:, None]
 
 
-def wrong_plain_softmax(q, k, v, block):
-    """All keys at once."""
-    s = q @ k.T / np.sqrt(q.shape[1])
-    p = np.exp(s - s.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True) @ v
-
-
-def wrong_scores_are_kept(q, k, v, block):
-    """All scores, and then a second loop."""
-    starts = range(0, len(k), block)
-    s = np.empty((len(q), len(k)))
-    for first in starts:
-        s[:, first : first + block] = q @ k[first : first + block].T / np.sqrt(q.shape[1])
-    p = np.exp(s - s.max(1, keepdims=True))
-    o = sum(p[:, first : first + block] @ v[first : first + block] for first in starts)
-    return o / p.sum(1, keepdims=True)
-
-
 def wrong_dropped_tail(q, k, v, block):
     """Only whole blocks."""
     scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])

@@ -43,11 +43,3 @@ def wrong_without_the_clamp(x, coefficients):
 def wrong_calls_the_exponential(x, coefficients):
     """Right, and no polynomial."""
     return torch.exp2(x)
-
-
-def wrong_power_of_two(x, coefficients):
-    """Right, and 2^n comes from the unit for exponentials."""
-    x = x.clamp(min=-127.0)
-    n = torch.round(x)
-    two_to_f = polynomial_exp2(x - n, coefficients)
-    return torch.where(n > -127, two_to_f * 2.0**n, 0.0)

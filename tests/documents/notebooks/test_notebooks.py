@@ -99,7 +99,7 @@ def test_solutions_pass_and_wrong_ones_do_not(name, capsys, monkeypatch):
             check(name, function)
             assert capsys.readouterr().out.startswith(f"{name}: wrong. "), what
     check(name, lambda *args, **named: None)
-    assert capsys.readouterr().out == f"{name}: not solved yet\n{solution}"
+    assert capsys.readouterr().out == f"{name}: not solved yet, it returns None\n{solution}"
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """The walkthroughs' pictures show what the kernels do, what was measured, and what was computed."""
 
 import importlib
-import inspect
 import itertools
 import math
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,32 +12,25 @@ from PIL import Image
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.lessons import fa3_hopper
 from flash_versions.plot.figures import digest
 from flash_versions.simulator.rebind import Watcher, rebound
 from flash_versions.simulator.state import here
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
-
-from lessons.kernels.recording import array_of, number, unchecked  # noqa: E402
-from lessons.pictures import __main__ as committed  # noqa: E402
-from lessons.pictures.memory import animation, traffic  # noqa: E402
-from lessons.pictures.pipeline import attend, gantt  # noqa: E402
-from lessons.pictures.pipeline.simulator import (  # noqa: E402
+from lessons.kernels.recording import array_of, number, unchecked
+from lessons.pictures import __main__ as committed
+from lessons.pictures.memory import animation, traffic
+from lessons.pictures.pipeline import gantt
+from lessons.pictures.pipeline.simulator import (
     EXP_UNIT,
+    STAGES,
     TENSOR_CORE,
+    TICK,
     Durations,
-    simulate,
+    Simulation,
     total,
 )
-from lessons.pictures.scores import splits  # noqa: E402
-from lessons.pictures.scores.schedule import (  # noqa: E402
-    Shape,
-    square,
-    visits,
-    walk,
-)
-from lessons.stepper import __main__ as stepper  # noqa: E402
+from lessons.pictures.scores import splits
+from lessons.pictures.scores.schedule import Shape, starting_orders, visits, walk
+from lessons.stepper import __main__ as stepper
 
 pytestmark = pytest.mark.slow
 
@@ -57,16 +47,16 @@ VARIANTS = list(itertools.product((False, True), repeat=2))
 # What kernels do
 
 
-def watch(monkeypatch, version, shape, heads=1, num_splits=None):
-    """Run a version's kernel: (visits, rows of keys and queries that were loaded, splits)."""
+def watch(monkeypatch, version, shape):
+    """Run a version's kernel: (visits, rows of keys and queries that were loaded)."""
     module = importlib.import_module(f"flash_versions.versions.{version}.forward")
     fold, load = rebound(module.fold_block), rebound(module.load_rows)
     seen, rows = [], []
 
     def fold_block(j, *rest, **named):
-        program, split, _ = here.program.ids
+        program, _, _ = here.program.ids
         masked = named.get("MASKED", True)  # FA1 masks every block
-        seen.append((program, split, number(j), bool(masked)))
+        seen.append((program, number(j), bool(masked)))
         return fold(j, *rest, **named)
 
     def load_rows(view, of, index, *rest, **named):
@@ -77,9 +67,9 @@ def watch(monkeypatch, version, shape, heads=1, num_splits=None):
 
     monkeypatch.setattr(module, "fold_block", Watcher(module.fold_block, fold_block))
     monkeypatch.setattr(module, "load_rows", Watcher(module.load_rows, load_rows))
-    q = torch.randn(1, shape.q_length, heads, 16)
-    k = torch.randn(1, shape.kv_length, heads, 16)
-    request = make_request(q, k, k, causal=shape.causal, num_splits=num_splits)
+    q = torch.randn(1, shape.q_length, 1, 16)
+    k = torch.randn(1, shape.kv_length, 1, 16)
+    request = make_request(q, k, k, causal=shape.causal)
     with unchecked():
         module.forward(request, LaunchConfig(shape.block_q, shape.block_kv, 4, 1))
     return seen, sum(rows)
@@ -90,29 +80,22 @@ def watch(monkeypatch, version, shape, heads=1, num_splits=None):
 def test_visits_and_loads_are_those_of_the_kernel(version, shape, monkeypatch):
     seen, rows = watch(monkeypatch, version, shape)
     found = visits(version, shape)
-    assert [(v.program, v.block, v.masked) for v in found] == [(p, j, m) for p, _, j, m in seen]
+    assert [(v.program, v.block, v.masked) for v in found] == seen
     if shape.q_length == shape.kv_length:
         sizes = (shape.block_q, shape.block_kv)
         counted = traffic.count(version, shape.q_length, 16, shape.causal, sizes)
         assert counted.read == rows * 16 * traffic.ITEM
 
 
-def test_shares_of_splits_are_those_of_the_kernel(monkeypatch):
-    seen, _ = watch(monkeypatch, "fa2", Shape(16, 160, 16, 16, False), num_splits=4)
-    found = [[j for _, split, j, _ in seen if split == s] for s in range(4)]
-    assert found == [list(share) for share in splits.shares(10, 4)]
-
-
-@pytest.mark.parametrize("scheduler", ["grid", "static", "dynamic"])
-@pytest.mark.parametrize("section", [1, 2, 3])
-def test_a_walk_does_every_tile_once_and_no_two_at_once(scheduler, section):
-    found = walk(scheduler, square(5, True), heads=3, programs=4, section=section)
+@pytest.mark.parametrize("name", starting_orders(1, 1))
+def test_a_walk_does_every_tile_once_and_no_two_at_once(name):
+    found = walk(starting_orders(3, 5)[name], sms=4)
     assert Counter((w.head, w.tile) for w in found) == Counter(
         itertools.product(range(3), range(5))
     )
     assert all(w.end - w.start == w.tile + 1 for w in found)
-    for program in range(4):
-        mine = sorted((w.start, w.end) for w in found if w.program == program)
+    for sm in range(4):
+        mine = sorted((w.start, w.end) for w in found if w.sm == sm)
         assert all(end == start for (_, end), (start, _) in zip(mine, mine[1:]))
 
 
@@ -121,7 +104,7 @@ def test_a_walk_does_every_tile_once_and_no_two_at_once(scheduler, section):
 
 def random_durations(seed):
     generator = random.Random(seed)
-    return Durations(*(generator.randint(1, 900) for _ in Durations._fields))
+    return Durations(*(TICK * generator.randint(1, 30) for _ in Durations._fields))
 
 
 def spans(tasks, **wanted):
@@ -133,12 +116,13 @@ def spans(tasks, **wanted):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("overlap", "ping_pong"), VARIANTS)
 def test_the_simulator_obeys_its_resources(overlap, ping_pong, seed):
-    d, blocks, stages = random_durations(seed), 5, 1 + seed % 3
-    tasks = simulate(d, blocks, overlap, ping_pong, stages, apart=50.0 * seed)
-    for unit in {task.unit for task in tasks}:  # one thing at a time, everywhere
-        mine = spans(tasks, unit=unit)
+    d, blocks = random_durations(seed), 5
+    tasks = Simulation(d, blocks, overlap, ping_pong, apart=2 * TICK * seed).run()
+    done = [task for task in tasks if not task.what.startswith("wait")]
+    for unit in {task.unit for task in done}:  # one thing at a time, everywhere
+        mine = spans(done, unit=unit)
         assert all(end <= start for (_, end), (start, _) in zip(mine, mine[1:])), unit
-    landed = {(t.what, t.block): t.end for t in tasks if t.what.startswith("load")}
+    landed = {(t.what, t.block): t.end for t in tasks if t.unit.startswith("slot")}
     for c, j in itertools.product(range(2), range(blocks)):
         s = spans(tasks, unit=TENSOR_CORE, what="S", consumer=c, block=j)
         pv = spans(tasks, unit=TENSOR_CORE, what="PV", consumer=c, block=j)
@@ -147,16 +131,16 @@ def test_the_simulator_obeys_its_resources(overlap, ping_pong, seed):
         (correct,) = spans(tasks, what="correct", consumer=c, block=j)
         for found, cycles in ((s, d.product), (pv, d.product), (exp, d.exponentials)):
             assert sum(end - start for start, end in found) == cycles
-        assert landed["load K", j] <= s[0][0] and landed["load V", j] <= pv[0][0]
+        assert landed["K", j] <= s[0][0] and landed["V", j] <= pv[0][0]
         assert s[-1][1] + d.answer <= soft[0] and soft[1] <= exp[0][0]
         assert exp[-1][1] <= correct[0] and correct[1] <= pv[0][0]
         if j:  # the accumulator is corrected between two products that add to it
             before = spans(tasks, unit=TENSOR_CORE, what="PV", consumer=c, block=j - 1)
             assert before[-1][1] <= correct[0] or not overlap
-        if j + stages < blocks:  # a slot is not filled again before both have read it
-            (again,) = spans(tasks, what="load K", block=j + stages)
+        if j + STAGES < blocks:  # a slot is not filled again before both have read it
+            (again,) = spans(done, what="K", block=j + STAGES)
             assert s[-1][1] <= again[0]
-            (again,) = spans(tasks, what="load V", block=j + stages)
+            (again,) = spans(done, what="V", block=j + STAGES)
             assert pv[-1][1] <= again[0]
     assert total(tasks) >= 4 * blocks * d.product
 
@@ -165,18 +149,6 @@ def test_the_simulator_is_good_to_ten_percent():
     found = gantt.speeds()
     simulated, measured = found["simulated, half a block apart"], found["measured on an H200"]
     assert simulated == pytest.approx(measured, rel=0.1)
-
-
-# The loop of attend
-
-
-def test_lines_are_those_of_the_kernel():
-    """In their order; each is explained."""
-    source = inspect.getsource(fa3_hopper.fold_block.fn).rpartition('"""')[2]
-    lines = [line.strip() for line in attend.loop()]
-    assert lines == [line.strip() for line in source.splitlines() if line]
-    assert {line.strip() for line in attend.loop()} == set(attend.LINES)
-    assert all(f"`{line}`".replace("|", "\\|") in attend.explained() for line in attend.LINES)
 
 
 # Numbers in pictures

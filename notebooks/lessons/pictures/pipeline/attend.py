@@ -7,39 +7,28 @@ The lines are those of `fold_block` in flash_versions/lessons/fa3_hopper.py. A l
 `LINES` is an error.
 """
 
-from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lessons.kernels.source import find_plain
-from lessons.pictures.pipeline.gantt import CONSUMER_COLOURS, WORK_COLOURS, measured_durations
-from lessons.pictures.pipeline.simulator import TENSOR_CORE, Logged, Task, simulate
+from lessons.pictures.pipeline.gantt import draw_tasks, legend, simulate
+from lessons.pictures.pipeline.simulator import TENSOR_CORE, Task
 from lessons.pictures.style import GREY, INK, styled
 
 BLOCKS, FIRST = 8, 3  # of the simulated tile; the first of the two iterations that are shown
 ITERATIONS = 2
 CONSUMER = 0
-WAITS = "waits"
+WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.6}
 
 
 class Line(NamedTuple):
-    """A line of the loop.
-
-    Attributes:
-        does: in words.
-        event: that it waits for, or how that event of the simulator begins.
-        work: of the simulator's tasks that this line is.
-        product: that it issues.
-    """
+    """A line of the loop: what it does, in words, and the simulator's tasks that it is."""
 
     does: str
-    event: tuple[str, ...] = ()
-    work: tuple[str, ...] = ()
-    product: str = ""
+    tasks: tuple[str, ...] = ()
 
 
 LINES = {
@@ -48,20 +37,20 @@ LINES = {
         "block, whose V is still needed. After the last slot comes the first one again, with the "
         "other phase."
     ),
-    "rings.k.wait(stage)": Line("Waits until the copy of this block's K has landed.", ("is", "K")),
+    "rings.k.wait(stage)": Line("Waits until the copy of this block's K has landed.", ("wait K",)),
     "pipeline.named_barrier_sync(CONSUMER)  # wait for the turn": Line(
-        "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
+        "Ping-pong: waits until the other consumer has issued its products.", ("wait turn",)
     ),
     "s_token = multiply_qk(q_tile, rings.k.tile(stage))": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
         "issued; the product may not be finished.",
-        product="S",
+        ("S",),
     ),
     "rings.v.wait(before)": Line(
-        "Waits until the copy of the previous block's V has landed.", ("is", "V")
+        "Waits until the copy of the previous block's V has landed.", ("wait V",)
     ),
     "acc_token = multiply_pv(p, rings.v.tile(before), acc)": Line(
-        "Issues acc + P V of the previous block, and goes on at once.", product="PV"
+        "Issues acc + P V of the previous block, and goes on at once.", ("PV",)
     ),
     "pipeline.named_barrier_arrive(CONSUMER, 2)  # give the turn away": Line(
         "Ping-pong: now the other consumer may issue its products."
@@ -69,7 +58,7 @@ LINES = {
     "s = hopper.warpgroup_mma_wait(1, deps=[s_token])": Line(
         "Waits until at most **one** issued product is unfinished. Products finish in the order in "
         "which they were issued, so S is there, and P V may still be running.",
-        ("done", "S"),
+        ("wait S",),
     ),
     "rings.k.release(stage)": Line(
         "Arrives at the slot's `empty` barrier: this consumer has read K."
@@ -77,23 +66,23 @@ LINES = {
     "if block >= tile.full_end:": Line("Only a block that the causal mask cuts is masked."),
     "s = masked(s, block, last_key)": Line(""),
     "p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale)": Line(
-        "The online softmax of this block, as in FA2.", work=("softmax", "exp")
+        "The online softmax of this block, as in FA2.", ("softmax", "exp")
     ),
     "acc = hopper.warpgroup_mma_wait(0, deps=[acc_token])": Line(
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
-        ("done", "PV"),
+        ("wait PV",),
     ),
     "rings.v.release(before)": Line("This consumer has read the previous block's V."),
     "p = rounded(p, rings.v.tile(stage), acc)": Line(
         "`rounded` rounds P to V's type. P V reads P from registers, and each thread has the "
         "numbers that it has to contribute, so nothing moves.",
-        work=("correct",),
+        ("correct",),
     ),
     "return p, acc * per_row(alpha, acc)[:, None], row_max, row_sum, stage": Line(
         "Rescales acc. `alpha` has one number for each row. S and acc differ in width, so the "
         "compiler has a layout for the rows of each, and `per_row` changes alpha's from one to the "
         "other. Each thread has the same rows in both, so no data moves.",
-        work=("correct",),
+        ("correct",),
     ),
 }
 
@@ -128,113 +117,54 @@ def explained() -> str:
     return "\n".join(rows)
 
 
-class Bar(NamedTuple):
-    """When a line works, waits, or has a product at the tensor cores."""
-
-    line: int
-    kind: str  # WAITS, a product ("S", "PV"), or a key of WORK_COLOURS
-    block: int  # as the simulator counts them
-    start: float
-    end: float
-
-
 @cache
-def bars() -> tuple[tuple[Bar, ...], tuple[Task, ...], tuple[float, ...]]:
-    """(bars of the lines, the tensor core's tasks, where iterations begin) of one consumer, in
-    cycles from the start of the first iteration that is shown.
+def tasks() -> tuple[tuple[Task, ...], tuple[float, ...]]:
+    """(tasks, where iterations begin) of the iterations that are shown, of consumer 0 and of the
+    tensor core, in cycles from the start of the first one.
     """
-    log: list[Logged] = []
-    tasks = simulate(measured_durations(), BLOCKS, log=log)
-    mine = [entry for entry in log if entry.consumer == CONSUMER]
-    waits = [x for x in mine if x.request[0] == "wait"]
-    begins = [x.start for x in waits if x.request[1][:2] == ("is", "K")]
-    zero, end = begins[FIRST], begins[FIRST + ITERATIONS]
-    found = [
-        bar._replace(start=bar.start - zero, end=min(bar.end, end) - zero)
-        for bar in every_bar(mine, tasks)
-        if zero <= bar.start < end and bar.end > bar.start
+    found = simulate("both", BLOCKS)
+    begins = [
+        t.start for t in found if (t.unit, t.what, t.consumer) == (TENSOR_CORE, "S", CONSUMER)
     ]
-    core = [
-        t._replace(start=max(t.start, zero) - zero, end=min(t.end, end) - zero)
-        for t in tasks
-        if t.unit == TENSOR_CORE and t.end > zero and t.start < end
+    begins = begins[FIRST : FIRST + ITERATIONS + 1]
+    shown = [
+        task._replace(start=max(task.start, begins[0]), end=min(task.end, begins[-1]))
+        for task in found
+        if task.end > begins[0] and task.start < begins[-1]
+        if task.unit == TENSOR_CORE or task.consumer == CONSUMER
     ]
-    starts = [begin - zero for begin in begins[FIRST : FIRST + ITERATIONS + 1]]
-    return tuple(found), tuple(core), tuple(starts)
-
-
-def every_bar(mine: list[Logged], tasks: list[Task]) -> Iterator[Bar]:
-    """The bars of all iterations of a consumer."""
-    for number, text in enumerate(loop()):
-        line = LINES[text.strip()]
-        for task in tasks:
-            product = task.unit == TENSOR_CORE and task.what == line.product
-            if task.consumer == CONSUMER and (product or task.what in line.work):
-                yield Bar(number, task.what, task.block, task.start, task.end)
-        for entry in mine:
-            event = entry.request[1]
-            if line.event and entry.request[0] == "wait" and event[: len(line.event)] == line.event:
-                yield Bar(number, WAITS, event[-1], entry.start, entry.end)
+    zero = begins[0]
+    return (
+        tuple(t._replace(start=t.start - zero, end=t.end - zero) for t in shown),
+        tuple(begin - zero for begin in begins),
+    )
 
 
 @styled
 def beside_time() -> Figure:
-    """The lines beside a time axis: two iterations of a consumer, with the tensor cores above."""
-    found, core, starts = bars()
+    """The lines beside a time axis: two iterations of a consumer, with the tensor core above."""
+    found, begins = tasks()
     lines = loop()
     figure = Figure(figsize=(11.0, 5.9), layout="constrained")
     ax = figure.subplots()
-    for task in core:
-        name = named(task.what, task.block)
-        draw_bar(ax, -1.3, CONSUMER_COLOURS[task.consumer or 0], task.start, task.end, name)
-    colours = {"S": CONSUMER_COLOURS[CONSUMER], "PV": CONSUMER_COLOURS[CONSUMER], **WORK_COLOURS}
-    for bar in found:
-        if bar.kind == WAITS:
-            ax.broken_barh(
-                [(bar.start, bar.end - bar.start)],
-                (bar.line - 0.36, 0.72),
-                facecolor="white",
-                edgecolor=GREY,
-                hatch="////",
-                linewidth=0.6,
-            )
-        else:
-            name = "" if bar.kind in WORK_COLOURS else named(bar.kind, bar.block)
-            draw_bar(ax, bar.line, colours[bar.kind], bar.start, bar.end, name)
-    for start in starts[:-1]:
-        ax.axvline(start, color=INK, linewidth=1, linestyle=":")
+    draw_tasks(ax, -1, [t for t in found if t.unit == TENSOR_CORE], 0, BLOCKS)
+    for number, line in enumerate(lines):
+        mine = [t for t in found if t.consumer == CONSUMER and t.what in LINES[line.strip()].tasks]
+        waits = [t for t in mine if t.what.startswith("wait")]
+        spans = [(task.start, task.end - task.start) for task in waits]
+        ax.broken_barh(spans, (number - 0.36, 0.72), **WAITS)
+        draw_tasks(ax, number, [t for t in mine if t not in waits], 0, BLOCKS)
+    for begin in begins[:-1]:
+        ax.axvline(begin, color=INK, linewidth=1, linestyle=":")
     labels = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
     width = max(map(len, labels))
-    labels = ["    tensor cores, of both consumers", *labels]
-    ax.set_yticks([-1.3, *range(len(lines))], [label.ljust(width) for label in labels])
+    labels = ["    tensor core, of both consumers", *labels]
+    ax.set_yticks(range(-1, len(lines)), [label.ljust(width) for label in labels])
     for label in ax.get_yticklabels():
         label.set(family="monospace", fontsize=7.5)
     ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(lines) - 0.4, -1.9)
-    ax.set_xlim(0, starts[-1])
+    ax.set_ylim(len(lines) - 0.4, -1.6)
+    ax.set_xlim(0, begins[-1])
     ax.set_xlabel("cycles, two iterations of consumer 0")
-    kinds = {
-        "product of consumer 0": CONSUMER_COLOURS[0],
-        "product of consumer 1": CONSUMER_COLOURS[1],
-        "maxima, sums": WORK_COLOURS["softmax"],
-        "exponentials": WORK_COLOURS["exp"],
-        "rescale, round P": WORK_COLOURS["correct"],
-    }
-    handles = [Patch(color=colour, label=label) for label, colour in kinds.items()]
-    waits = Patch(facecolor="white", edgecolor=GREY, hatch="////", label="the line waits")
-    figure.legend(
-        handles=[*handles, waits], loc="outside lower center", ncols=6, fontsize=8, frameon=False
-    )
+    legend(figure, Patch(**WAITS, label="the line waits"))
     return figure
-
-
-def named(product: str, block: int) -> str:
-    """A product with the number that the kernel gives its block: it begins with the last one."""
-    return f"{product}{BLOCKS - 1 - block}"
-
-
-def draw_bar(ax: Axes, row: float, colour: str, start: float, end: float, name: str = "") -> None:
-    """A stretch of time in a row, with a name in its middle."""
-    ax.broken_barh([(start, end - start)], (row - 0.36, 0.72), facecolor=colour, edgecolor="white")
-    middle = (start + end) / 2
-    ax.text(middle, row, name, ha="center", va="center", fontsize=7, color="white")

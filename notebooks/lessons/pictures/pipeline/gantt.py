@@ -1,14 +1,11 @@
-"""Who works when: FA3's producer and consumers, simulated and as traced on an H200.
-
-    gantt.schedules()        no overlap, overlap, ping-pong and both, on one axis of time
-    gantt.against_measured() what the simulator says of them, beside the measured ablation
+"""Who works when in FA3: schedules on one axis of time, simulated, and how they were measured.
 
 `simulator.py` has the rules. The durations are of the committed trace, see `measured_durations`.
 """
 
 import statistics
+from collections import Counter, defaultdict
 from functools import cache
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,11 +13,12 @@ from matplotlib.patches import Patch
 
 from flash_versions.bench.results import read_results, shapes
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
-from lessons.pictures.pipeline.simulator import TENSOR_CORE, Durations, Task, simulate, total
+from lessons.pictures.pipeline.simulator import TENSOR_CORE, Durations, Simulation, Task, total
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 
 ROWS, KEYS = 64, 128  # of a consumer, of a block
 EXP2_PER_CYCLE = 16
+LOAD = 1570.0  # cycles from asking for a tile to its first product: the shortest of the trace
 # name -> (overlap, ping_pong), and the row of the measured ablation with the same switches
 VARIANTS = {
     "neither": (False, False),
@@ -28,17 +26,18 @@ VARIANTS = {
     "overlap only": (True, False),
     "both": (True, True),
 }
-ABLATED = {
-    "neither": "neither",
-    "ping-pong only": "no overlap",
-    "overlap only": "no ping-pong",
-    "both": "",
-}
+ABLATED = {"neither": "neither", "ping-pong only": "no overlap", "overlap only": "no ping-pong"}
 APART = 1200.0  # cycles: about half a block
 CONSUMER_COLOURS = (BLUE, ORANGE)
 NAMED = 300  # cycles of a product that is wide enough for its name
 WORK_COLOURS = {"softmax": SKY, "exp": GREEN, "correct": VERMILION}
-TRACED = ("score", "softmax", "correct")  # the states of a traced consumer that are shown
+MEANING = {
+    "product of consumer 0": CONSUMER_COLOURS[0],
+    "product of consumer 1": CONSUMER_COLOURS[1],
+    "maxima, sums": WORK_COLOURS["softmax"],
+    "exponentials": WORK_COLOURS["exp"],
+    "rescale, round P": WORK_COLOURS["correct"],
+}
 
 
 @cache
@@ -48,34 +47,25 @@ def measured_durations() -> Durations:
     The trace has the states of roles, not of units. So a product and the exponentials are what the
     hardware needs at its peak (4096 FLOP and 16 exponentials a cycle); the rest is traced:
 
-    answer: the shortest first `score`, in which nothing but S runs, less the product;
-    scores: the median first `softmax`, less the exponentials;
-    correct: the median `correct`;
-    load: the shortest time from asking for a K to the product with it, an upper bound.
+    answer: the shortest `score` of a tile's first block, where only S runs, less the product;
+    scores: the median `softmax` of a tile's first block, less the exponentials;
+    correct: the median `correct` of the later blocks.
     """
     trace = read_results()["trace"]
-    head_dim = trace["what"]["D"]
-    product = ROWS * KEYS * 2 * head_dim * EXP2_PER_TENSOR_FLOP / EXP2_PER_CYCLE
+    product = ROWS * KEYS * 2 * trace["what"]["D"] * EXP2_PER_TENSOR_FLOP / EXP2_PER_CYCLE
     exponentials = ROWS * KEYS / EXP2_PER_CYCLE
-    first: dict[str, list[float]] = {}
-    later: dict[str, list[float]] = {}
-    loads = []
+    first: defaultdict[str, list[float]] = defaultdict(list)  # of a tile's first block
+    later: defaultdict[str, list[float]] = defaultdict(list)
     for program in trace["programs"]:
-        asked = by_block(program["roles"]["loader"], ("load",), "claim")
         for role, intervals in program["roles"].items():
-            if not role.startswith("consumer"):
-                continue
-            for (_, block, state), (start, end) in by_block(intervals, TRACED, "await").items():
-                (later if block else first).setdefault(state, []).append(end - start)
-            loads += [
-                start - asked[tile, block, "load"][0]
-                for (tile, block, state), (start, _) in by_block(
-                    intervals, ("score",), "await"
-                ).items()
-                if block > 2  # slots were free: what was asked for was loaded at once
-            ]
+            seen: Counter[str] = Counter()  # of this tile
+            for state, start, end in intervals if role.startswith("consumer") else ():
+                if state == "await":
+                    seen.clear()
+                (later if seen[state] else first)[state].append(end - start)
+                seen[state] += 1
     return Durations(
-        load=min(loads),
+        load=LOAD,
         product=product,
         answer=min(first["score"]) - product,
         scores=statistics.median(first["softmax"]) - exponentials,
@@ -84,100 +74,57 @@ def measured_durations() -> Durations:
     )
 
 
-def by_block(
-    intervals: list[Any], states: Any, begins: str
-) -> dict[tuple[int, int, str], tuple[float, float]]:
-    """{(tile, block, state): (start, end)} of a traced role; a tile begins with `begins`."""
-    found: dict[tuple[int, int, str], tuple[float, float]] = {}
-    tile, seen = -1, dict.fromkeys(states, 0)
-    for state, start, end in sorted(intervals, key=lambda interval: interval[1]):
-        if state == begins:
-            tile, seen = tile + 1, dict.fromkeys(states, 0)
-        if state in seen:
-            found[tile, seen[state], state] = (start, end)
-            seen[state] += 1
-    return found
-
-
-def totals(
-    durations: Durations | None = None, blocks: int = 16, apart: float = 0.0
-) -> dict[str, float]:
-    """Cycles of a tile of so many blocks, from its first product on: {variant: cycles}."""
-    durations = durations or measured_durations()
-    return {
-        name: total(simulate(durations, blocks, *switches, apart=apart))
-        for name, switches in VARIANTS.items()
-    }
+def simulate(variant: str, blocks: int, apart: float = 0.0) -> list[Task]:
+    """The tasks of a variant over so many blocks, with the measured durations."""
+    return Simulation(measured_durations(), blocks, *VARIANTS[variant], apart).run()
 
 
 @styled
-def schedules(durations: Durations | None = None, blocks: int = 4) -> Figure:
+def schedules(blocks: int = 4) -> Figure:
     """The four variants on one axis of time: the tensor core in the colours of the consumers, the
     consumers in the colours of their work.
     """
-    durations = durations or measured_durations()
-    runs = {name: simulate(durations, blocks, *s) for name, s in VARIANTS.items()}
+    runs = {name: simulate(name, blocks) for name in VARIANTS}
     figure = Figure(figsize=(9.5, 7.2), layout="constrained")
-    axes = figure.subplots(len(runs), 1, sharex=True)
     longest = max(map(total, runs.values()))
+    axes = figure.subplots(len(runs), 1, sharex=True)
     for ax, (name, tasks) in zip(axes, runs.items()):
         zero = min(t.start for t in tasks if t.unit == TENSOR_CORE)
-        draw_program(ax, tasks, blocks - 1, zero)
+        draw_tasks(ax, 0, [t for t in tasks if t.unit == TENSOR_CORE], zero, blocks)
+        for consumer in (0, 1):
+            work = [t for t in tasks if t.consumer == consumer and t.what in WORK_COLOURS]
+            draw_tasks(ax, 1 + consumer, work, zero, blocks)
         busy = sum(t.end - t.start for t in tasks if t.unit == TENSOR_CORE) / total(tasks)
         ax.axvline(total(tasks), color=INK, linewidth=1)
         ax.set_title(
             f"{name}: {total(tasks):.0f} cycles, tensor core busy {100 * busy:.0f} %", loc="left"
         )
+        ax.set_yticks(range(3), [TENSOR_CORE, "consumer 0", "consumer 1"])
+        ax.set_ylim(2.6, -0.6)
         ax.set_xlim(-longest * 0.01, longest * 1.01)
+        ax.grid(visible=False, axis="y")
     axes[-1].set_xlabel("cycles since the first product")
     legend(figure)
     return figure
 
 
-def draw_program(ax: Axes, tasks: list[Task], last: int, zero: float = 0.0) -> None:
-    """Three rows: the tensor core, and the two consumers. `last` is the number of the last block of
-    keys, with which the kernel begins.
-    """
-    rows = [TENSOR_CORE, "consumer 0", "consumer 1"]
-    bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for task in tasks:
-        start, length = task.start - zero, task.end - task.start
-        consumer = task.consumer or 0
-        if task.unit == TENSOR_CORE:
-            bars.setdefault((0, CONSUMER_COLOURS[consumer]), []).append((start, length))
-            if length > NAMED:
-                middle = start + length / 2
-                ax.text(
-                    middle,
-                    0,
-                    f"{task.what}{last - task.block}",
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white",
-                )
-        elif task.what in WORK_COLOURS:
-            bars.setdefault((1 + consumer, WORK_COLOURS[task.what]), []).append((start, length))
-    for (row, colour), found in bars.items():
-        named = row == 0 and found[0][1] > NAMED
-        edge = {"edgecolor": "white", "linewidth": 1.0} if named else {"linewidth": 0.0}
-        ax.broken_barh(found, (row - 0.4, 0.8), facecolor=colour, **edge)
-    ax.set_yticks(range(3), rows)
-    ax.set_ylim(2.6, -0.6)
-    ax.grid(visible=False, axis="y")
+def draw_tasks(ax: Axes, row: float, tasks: list[Task], zero: float, blocks: int) -> None:
+    """Stretches of time in a row; a product that is wide enough has its name in the middle."""
+    spans = [(task.start - zero, task.end - task.start) for task in tasks]
+    colours = [WORK_COLOURS.get(t.what) or CONSUMER_COLOURS[t.consumer or 0] for t in tasks]
+    ax.broken_barh(spans, (row - 0.38, 0.76), facecolors=colours)
+    for task, (start, length) in zip(tasks, spans):
+        if task.unit == TENSOR_CORE and length > NAMED:
+            name = f"{task.what}{blocks - 1 - task.block}"  # the kernel begins with the last block
+            middle = start + length / 2
+            ax.text(middle, row, name, ha="center", va="center", fontsize=7, color="white")
+            ax.vlines(start, row - 0.38, row + 0.38, color="white", linewidth=1)
 
 
-def legend(figure: Figure) -> None:
+def legend(figure: Figure, *more: Patch) -> None:
     """What the colours say."""
-    labels = {
-        CONSUMER_COLOURS[0]: "products of consumer 0",
-        CONSUMER_COLOURS[1]: "products of consumer 1",
-        WORK_COLOURS["softmax"]: "maxima, sums",
-        WORK_COLOURS["exp"]: "exponentials",
-        WORK_COLOURS["correct"]: "rescale, round P",
-    }
-    handles = [Patch(color=colour, label=label) for colour, label in labels.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    handles = [*(Patch(color=colour, label=label) for label, colour in MEANING.items()), *more]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
 
 
 @cache
@@ -187,7 +134,7 @@ def speeds(blocks: int = 16) -> dict[str, dict[str, float]]:
     """
     found = {}
     for series, apart in (("simulated, in step", 0.0), ("simulated, half a block apart", APART)):
-        cycles = totals(blocks=blocks, apart=apart)
+        cycles = {name: total(simulate(name, blocks, apart)) for name in VARIANTS}
         found[series] = {name: cycles["both"] / cycles[name] for name in VARIANTS}
     document = read_results()
     what = document["trace"]["what"]
@@ -196,43 +143,10 @@ def speeds(blocks: int = 16) -> dict[str, dict[str, float]]:
         for shape, group in shapes(document, "ablation").items()
         if (shape[4], shape[5], shape[6]) == (what["S"], what["D"], what["causal"])
     )
-    own = rates[""]
-    found["measured on an H200"] = {name: rates[ABLATED[name]] / own for name in VARIANTS}
-    return found
-
-
-@styled
-def against_measured() -> Figure:
-    """Speed of each variant relative to `both`: simulated and measured."""
-    found = speeds()
-    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
-    ax = figure.subplots()
-    colours, hatches = (SKY, BLUE, VERMILION), ("//", "", "..")
-    for number, (series, bars) in enumerate(found.items()):
-        places = [place + (number - 1) * 0.27 for place in range(len(bars))]
-        drawn = ax.bar(
-            places,
-            list(bars.values()),
-            0.25,
-            color=colours[number],
-            hatch=hatches[number],
-            edgecolor="white",
-            label=series,
-        )
-        ax.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
-    ax.set_xticks(range(len(VARIANTS)), list(VARIANTS))
-    ax.set_ylabel("speed, both = 1")
-    ax.set_ylim(0, 1.15)
-    ax.grid(visible=False, axis="x")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    ax.set_title("What overlap and ping-pong are worth", loc="left")
-    return figure
+    measured = {name: rates[ABLATED.get(name, "")] / rates[""] for name in VARIANTS}
+    return found | {"measured on an H200": measured}
 
 
 def data() -> dict[str, object]:
-    """What the committed figures of this module are drawn from."""
-    durations = measured_durations()
-    return {
-        "durations": durations,
-        "runs": {name: simulate(durations, 4, *s) for name, s in VARIANTS.items()},
-    }
+    """What the committed figure of this module is drawn from."""
+    return {name: simulate(name, 4) for name in VARIANTS}

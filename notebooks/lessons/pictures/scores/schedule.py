@@ -5,13 +5,13 @@ One head, S of `q_length` queries by `kv_length` keys. A version's order is that
     paper   Algorithm 1 of FlashAttention 1: one program, KV blocks outside, query tiles inside
     fa1     a program for each query tile, first tile first; KV blocks from the first; all masked
     fa2     with a causal mask the last tile first; only blocks that are cut are masked
-    fa3     the same (the portable kernel); its heads take turns, see `walk` in tiles.py
+    fa3     the same (the portable kernel); its heads take turns, see `starting_orders`
     fa3 hopper, fa4   KV blocks from the last
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-ORDERS = ("paper", "fa1", "fa2", "fa3", "fa3 hopper", "fa4")
 BACKWARDS = ("fa3 hopper", "fa4")
 
 
@@ -61,11 +61,10 @@ def square(blocks: int, causal: bool) -> Shape:
 def visits(version: str, shape: Shape) -> list[Visit]:
     """Every visit, program after program (they run at the same time), each in its order.
 
-    Raises:
-        ValueError: there is no such order.
+    Args:
+        version: "paper", "fa1", "fa2", "fa3", "fa3 hopper" or "fa4".
+        shape: of the head.
     """
-    if version not in ORDERS:
-        raise ValueError(f"version={version!r} has no order here; {', '.join(ORDERS)} have.")
     if version == "paper":
         blocks = -(-shape.kv_length // shape.block_kv)
         return [
@@ -84,52 +83,43 @@ def visits(version: str, shape: Shape) -> list[Visit]:
     return found
 
 
-class Walked(NamedTuple):
-    """A tile of a head that a program works on."""
+class Worked(NamedTuple):
+    """A tile of a head, and when an SM (streaming multiprocessor) works on it."""
 
-    program: int
+    sm: int
     head: int
     tile: int
     start: int  # in KV blocks, all of which take one unit of time
     end: int
 
 
-SCHEDULERS = ("grid", "static", "dynamic")
-
-
-def walk(scheduler: str, shape: Shape, heads: int, programs: int, section: int = 1) -> list[Walked]:
-    """Which of `programs` SMs works on which tile, and when; see `tile_scheduler.Scheduler`.
+def walk(order: Iterable[tuple[int, int]], sms: int) -> list[Worked]:
+    """Which SM works on which tile, and when, if the SM that is free first takes the next tile.
 
     Args:
-        scheduler: "grid", a program for each tile, started where one has ended; "static", rounds
-            back and forth; "dynamic", who is free claims the next tile. A grid and a dynamic walk
-            differ in what starting a program costs, which is not in this picture.
-        shape: of a head.
-        heads: that there are.
-        programs: that run at the same time.
-        section: heads whose tiles take turns where there is a mask, the heaviest tiles of all of
-            them first; 1 is FA2's order, head by head.
+        order: (head, tile) in the order in which they begin. Tile t sees t + 1 KV blocks: the mask
+            is causal.
+        sms: that work at the same time.
     """
-    if scheduler not in SCHEDULERS:
-        raise ValueError(f"scheduler={scheduler!r} is unknown; {', '.join(SCHEDULERS)} are there.")
-    free, found = [0] * programs, []
-    for number in range(shape.tiles * heads):
-        head, tile = located(number, shape, heads, section)
-        if scheduler == "static":
-            round_, place = divmod(number, programs)
-            program = programs - 1 - place if round_ % 2 else place
-        else:
-            program = min(range(programs), key=lambda p: (free[p], p))
-        start = free[program]
-        free[program] += max(shape.blocks(tile)[0], 1)
-        found.append(Walked(program, head, tile, start, free[program]))
+    free, found = [0] * sms, []
+    for head, tile in order:
+        sm = free.index(min(free))
+        found.append(Worked(sm, head, tile, free[sm], free[sm] + tile + 1))
+        free[sm] += tile + 1
     return found
 
 
-def located(number: int, shape: Shape, heads: int, section: int) -> tuple[int, int]:
-    """Number of a tile -> (its head, its place in it), as `QueryProblem.locate` has it."""
-    if not shape.causal:
-        return divmod(number, shape.tiles)
-    first = number // (section * shape.tiles) * section
-    place, turn = divmod(number - first * shape.tiles, min(section, heads - first))
-    return first + turn, shape.tiles - 1 - place
+def finish_time(order: Iterable[tuple[int, int]], sms: int) -> int:
+    """When the last tile is done, in KV blocks."""
+    return max(worked.end for worked in walk(order, sms))
+
+
+def starting_orders(heads: int, tiles: int) -> dict[str, list[tuple[int, int]]]:
+    """The orders in which (head, tile) may begin: FA1's, FA2's, and those of all heads together."""
+    every, up, down = range(heads), range(tiles), range(tiles - 1, -1, -1)
+    return {
+        "FA1: head after head, fewest blocks first": [(head, t) for head in every for t in up],
+        "FA2: head after head, most blocks first": [(head, t) for head in every for t in down],
+        "all heads together, fewest blocks first": [(head, t) for t in up for head in every],
+        "FA3: all heads together, most blocks first": [(head, t) for t in down for head in every],
+    }

@@ -132,34 +132,6 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float]) -> Non
     ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.0})
 
 
-def shares(blocks: int, n: int) -> list[range]:
-    """The KV blocks of each split, as FA2's kernel shares them out: the last may have fewer."""
-    each = -(-blocks // n)
-    return [range(min(s * each, blocks), min((s + 1) * each, blocks)) for s in range(n)]
-
-
-@styled
-def ranges(blocks: int = 10, n: int = 4) -> Figure:
-    """Which program folds which KV blocks of one query tile when, without splits and with."""
-    figure = Figure(figsize=(9.0, 0.7 + 0.42 * (n + 1) + 1.4), layout="constrained")
-    axes = figure.subplots(2, 1, sharex=True, height_ratios=(1, n))
-    for ax, splits in zip(axes, (1, n)):
-        for program, share in enumerate(shares(blocks, splits)):
-            for place, block in enumerate(share):
-                colour = COLOURS[program % len(COLOURS)]
-                ax.broken_barh([(place, 1)], (program - 0.4, 0.8), color=colour, edgecolor="white")
-                ax.text(place + 0.5, program, str(block), ha="center", va="center", fontsize=8)
-        ax.set_yticks(range(splits), [f"split {s}" for s in range(splits)])
-        ax.set_ylim(splits - 0.5, -0.5)
-        ax.set_xlim(0, blocks)
-        ax.grid(visible=False)
-    axes[0].set_title("one program for all KV blocks", loc="left")
-    axes[1].set_title(f"{n} programs at the same time", loc="left")
-    axes[1].set_xlabel("time, in KV blocks (each box is one); then the results are combined")
-    return figure
-
-
 def data() -> dict[str, object]:
     """What the committed figures of this module are drawn from."""
-    rounded = [[[round(x, 4) for x in partial] for partial in level] for level in levels()]
-    return {"levels": rounded, "shares": [list(share) for share in shares(10, 4)]}
+    return {"levels": [[[round(x, 4) for x in partial] for partial in level] for level in levels()]}
