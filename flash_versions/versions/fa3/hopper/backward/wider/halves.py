@@ -42,17 +42,11 @@ pass through L2. Products with 32 columns take shared memory 1.5 times as long a
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     tma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS
-from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import make_problem
-from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
+from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
@@ -63,10 +57,8 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
 from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
-    make_boxes,
     make_panel_pipeline,
     make_panel_pipeline_beside,
-    make_tiles,
     zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
@@ -202,104 +194,18 @@ def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
-def backward_halves_kernel(
-    values,
-    q,
-    k,
-    v,
-    do,
-    dq_sum,
-    dk_out,
-    dv_out,
-    q_second,
-    k_second,
-    v_second,
-    do_second,
-    dk_second,
-    dv_second,
-    plan,
-    slopes,
-    bounds,
-    spans,
-    turns,
-    sums,
-    arrivals,
-    q_length,
-    kv_length,
-    kv_heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    spanned_blocks,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SPANS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    EXP2: gl.constexpr,
-    SHARE: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PARTS: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    ACCUMULATOR_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program: four for each consumer, four for dQ and loads."""
-    if OVERLAP:
-        gdc_wait()
-    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
-    KEYS: gl.constexpr = k.block_type.shape[-2]
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=4, PARTS=PARTS
-    )  # fmt: skip
-    parts = Parts(sums, arrivals)
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_sum, 1)
-    dk_out = make_boxes(dk_out, dk_second, PANELS)
-    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    q_pipeline = make_panel_pipeline(q, STAGES, 2)
-    buffers = Buffers(
-        make_panel_pipeline(k, 1, 2),
-        make_panel_pipeline(v, 1, 2),
+@gluon.jit
+def make_halves_buffers(inputs, STAGES: gl.constexpr):
+    """Allocate what the partitions share: Q and dO are given back together."""
+    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
+    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
+    q_pipeline = make_panel_pipeline(inputs.q, STAGES, 2)
+    return Buffers(
+        make_panel_pipeline(inputs.k, 1, 2),
+        make_panel_pipeline(inputs.v, 1, 2),
         q_pipeline,
-        make_panel_pipeline_beside(do, STAGES, q_pipeline),
-        make_slots(values, STAGES),
-        make_slots(values, STAGES),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
+        make_panel_pipeline_beside(inputs.do, STAGES, q_pipeline),
+        make_slots(inputs.values, STAGES),
+        make_slots(inputs.values, STAGES),
+        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2),
     )
-    dq_tiles = make_tiles(dq_sum, 2)
-    inputs = Inputs(q, k, v, do, values)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 0)),
-            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 1)),
-            (accumulate_and_load, (problem, buffers, inputs, dq_tiles, dq_sum)),
-        ],
-        [4, 4],
-        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS],
-    )
-
-
-launch_halves = Launcher(backward_halves_kernel, launch_pdl=True)
