@@ -58,7 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
-from flash_versions.versions.fa3.fp8.scales import Scales
+from flash_versions.versions.fa3.fp8.scales import make_scales
 from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
@@ -433,8 +433,9 @@ def forward_kernel(
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
         UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
-    SCORES: gl.constexpr = gl.float16 if FP16_SCORES else gl.float32
-    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
+    scales = make_scales(
+        q_scale, k_scale, v_scale, v_reference, FP8, FP16_SCORES, PER_BLOCK, SHIFT
+    )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
     O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)

@@ -12,7 +12,7 @@ from flash_versions.versions.fa3.hopper.intervals import KeySpans, make_key_span
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
@@ -120,10 +120,7 @@ class KeyProblem:
         else:
             sequence = row // self.kv_heads
             spans = self.spans.of_head(sequence, self.whole(row % self.kv_heads))
-            mine = self.replaced(
-                self.mods, spans, sequence, self.q_first, self.kv_first, self.padded_first,
-                self.q_length, self.kv_length
-            )  # fmt: skip
+            mine = replaced(self, spans=spans, sequence=sequence)
             return mine, tile * self.BLOCK_KV, row % self.kv_heads, sequence
 
     @gluon.jit
@@ -137,30 +134,17 @@ class KeyProblem:
         kv_first += sequence * self.kv_apart
         q_length = gl.where(exists, q_length, 0)
         kv_length = gl.where(exists, kv_length, 0)
-        mine = self.replaced(
-            self.mods, self.spans, sequence, q_first, kv_first, padded_first, q_length, kv_length
-        )
+        mine = replaced(
+            self, sequence=sequence, q_first=q_first, kv_first=kv_first, padded_first=padded_first,
+            q_length=q_length, kv_length=kv_length
+        )  # fmt: skip
         return mine, tile
 
     @gluon.jit
     def of_head(self, head):
         """The problem of a query head."""
         mods = self.mods.of_head(self.sequence, head, self.scale_log2)
-        return self.replaced(
-            mods, self.spans, self.sequence, self.q_first, self.kv_first, self.padded_first,
-            self.q_length, self.kv_length
-        )  # fmt: skip
-
-    @gluon.jit
-    def replaced(self, mods, spans, sequence, q_first, kv_first, padded_first, q_length, kv_length):
-        """The problem with these in the place of its own."""
-        return KeyProblem(
-            self.plan, mods, spans, self.turns, sequence, self.kv_apart, q_first, kv_first,
-            padded_first, q_length, kv_length, self.kv_heads, self.batch, self.section,
-            self.window_left, self.window_right, self.scale, self.scale_log2, self.cap_scale,
-            self.GROUP, self.PARTS, self.LEFT, self.RIGHT, self.EDGE, self.CAP, self.RAGGED,
-            self.PACKED, self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
-        )  # fmt: skip
+        return replaced(self, mods=mods)
 
     @gluon.jit
     def q_box(self, sequence, head, query):

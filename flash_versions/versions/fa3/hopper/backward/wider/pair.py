@@ -56,7 +56,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 
@@ -109,9 +109,7 @@ def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.co
     dk, dv, s = fold_by_halves(
         sums, problem, buffers, stages, tiles, query, key, masked, more, True, CONSUMER
     )
-    return PairState(
-        dk, dv, s, q_stage.next(), do_stage.next(), ds_stage, state.counter, state.additions
-    )  # fmt: skip
+    return replaced(state, dk=dk, dv=dv, s=s, q_stage=q_stage.next(), do_stage=do_stage.next())
 
 
 @gluon.jit
@@ -154,10 +152,7 @@ def add_own_dq(
         if coming < steps:
             load_q_of_step(problem, buffers, inputs, next_q, place, coming, begin, end)
             next_q = next_q.next()
-    state = PairState(
-        state.dk, state.dv, state.s, state.q_stage, state.do_stage, ds_stage.next(), counter,
-        additions
-    )  # fmt: skip
+    state = replaced(state, ds_stage=ds_stage.next(), counter=counter, additions=additions)
     return state, next_q, next_do
 
 
