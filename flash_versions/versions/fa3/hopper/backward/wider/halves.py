@@ -54,52 +54,13 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     part_of_dims,
     store_panels,
 )
-from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
-    Output,
     make_panel_pipeline,
     make_panel_pipeline_beside,
-    zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.pipeline import make_handover, make_slots
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
-
-
-@aggregate
-class HalvesState:
-    """What a consumer takes from step to step."""
-
-    dk: Output
-    dv: Output
-    s: gl.tensor  # scores of the next block's first half
-    stage: Stage  # of the next Q and dO
-    ds_stage: Stage
-
-
-@gluon.jit
-def fold_halves(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """`fold_by_halves`, with dO in slots that are given back with those of Q."""
-    stage, ds_stage = state.stage, state.ds_stage
-    sums = state.dk, state.dv, state.s
-    stages = stage, stage, ds_stage
-    tiles = buffers.q.tile(stage), buffers.do.tile(stage), buffers.ds.tile(ds_stage)
-    dk, dv, s = fold_by_halves(
-        sums, problem, buffers, stages, tiles, query, key, masked, more, False, CONSUMER
-    )
-    return HalvesState(dk, dv, s, stage.next(), ds_stage.next())
-
-
-@gluon.jit
-def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """The state before the first step, dK = dV = 0, when K and V have landed."""
-    return HalvesState(
-        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
-        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
-        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        buffers.q.at(0, 0),
-        buffers.ds.at(0, 0),
-    )
 
 
 @gluon.jit
@@ -110,7 +71,8 @@ def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constex
     key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     steps = heads * (end - begin)
-    state = first_halves_state(problem, buffers, begin < end, CONSUMER)
+    sums = first_sums(problem, buffers, begin < end, CONSUMER)
+    stage, ds_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0)
     head = kv_head * problem.GROUP
     block = begin
     for step in range(steps):
@@ -118,12 +80,18 @@ def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constex
         mine = problem.of_head(head)
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
-        state = fold_halves(state, mine, buffers, query, key, masked, more, CONSUMER)
+        tiles = buffers.q.tile(stage), buffers.do.tile(stage), buffers.ds.tile(ds_stage)
+        sums = fold_by_halves(
+            sums, mine, buffers, (stage, stage, ds_stage), tiles, query, key, masked, more, False,
+            CONSUMER
+        )  # fmt: skip
+        stage, ds_stage = stage.next(), ds_stage.next()
         head, block = problem.after(head, block, begin, end)
-    free = state.stage
+    free = stage
     if CONSUMER == 1:
         free = free.next()
-    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, _ = sums
+    dk, dv, stores = parts.combine(problem, dk, dv, first, kv_head, divided, CONSUMER)
     buffers.q.wait_empty(free)  # and so is the slot of dO
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)

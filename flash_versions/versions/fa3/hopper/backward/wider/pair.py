@@ -49,11 +49,9 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     part_of_dims,
     store_panels,
 )
-from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
-    Output,
     make_panel_pipeline,
-    zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced
@@ -62,11 +60,8 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 @aggregate
 class PairState:
-    """What a consumer takes from step to step."""
+    """What a consumer takes from step to step, beside its sums."""
 
-    dk: Output
-    dv: Output
-    s: gl.tensor  # scores of the next block's first half
     q_stage: Stage
     do_stage: Stage
     ds_stage: Stage
@@ -75,41 +70,23 @@ class PairState:
 
 
 @gluon.jit
-def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
-    """Load Q of a step when its slot is empty."""
+def load_step(problem, buffers, inputs, stage, place, step, begin, end, OF_Q: gl.constexpr):
+    """Load Q or dO of a step when its slot is empty: the next stage."""
     sequence, kv_head, _ = place
     where = problem.block_at(sequence, kv_head, step, begin, end)
-    buffers.q.wait_empty(stage)
-    load_q(buffers, inputs.q, inputs.values, stage, where)
-
-
-@gluon.jit
-def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
-    """Load dO of a step when its slot is empty."""
-    sequence, kv_head, _ = place
-    where = problem.block_at(sequence, kv_head, step, begin, end)
-    buffers.do.wait_empty(stage)
-    load_do(buffers, inputs.do, inputs.values, stage, where)
+    if OF_Q:
+        buffers.q.wait_empty(stage)
+        load_q(buffers, inputs.q, inputs.values, stage, where)
+    else:
+        buffers.do.wait_empty(stage)
+        load_do(buffers, inputs.do, inputs.values, stage, where)
+    return stage.next()
 
 
 @gluon.jit
 def anew(stage):
     """A stage whose tile is addressed anew, see `unknown_zero`."""
     return Stage(stage.slot + unknown_zero(), stage.phase, stage.STAGES)
-
-
-@gluon.jit
-def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """`fold_by_halves`, with dO in slots of its own."""
-    q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
-    sums = state.dk, state.dv, state.s
-    stages = q_stage, do_stage, ds_stage
-    q_tile = buffers.q.tile(q_stage)
-    tiles = q_tile, buffers.do.tile(anew(do_stage)), buffers.ds.tile(anew(ds_stage))
-    dk, dv, s = fold_by_halves(
-        sums, problem, buffers, stages, tiles, query, key, masked, more, True, CONSUMER
-    )
-    return replaced(state, dk=dk, dv=dv, s=s, q_stage=q_stage.next(), do_stage=do_stage.next())
 
 
 @gluon.jit
@@ -136,8 +113,9 @@ def add_own_dq(
         if CONSUMER == 1 and i == 0:
             coming = step + buffers.do.first.STAGES
             if coming < steps:
-                load_do_of_step(problem, buffers, inputs, next_do, place, coming, begin, end)
-                next_do = next_do.next()
+                next_do = load_step(
+                    problem, buffers, inputs, next_do, place, coming, begin, end, False
+                )
         dq = warpgroup_mma_wait(0, deps=[dq_token])
         if i == MINE - 1:
             buffers.ds.release(ds_stage)
@@ -150,25 +128,9 @@ def add_own_dq(
     if CONSUMER == 1:
         coming = step + buffers.q.first.STAGES
         if coming < steps:
-            load_q_of_step(problem, buffers, inputs, next_q, place, coming, begin, end)
-            next_q = next_q.next()
+            next_q = load_step(problem, buffers, inputs, next_q, place, coming, begin, end, True)
     state = replaced(state, ds_stage=ds_stage.next(), counter=counter, additions=additions)
     return state, next_q, next_do
-
-
-@gluon.jit
-def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """The state before the first step, dK = dV = 0, when K and V have landed."""
-    return PairState(
-        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
-        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
-        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        buffers.q.at(0, 0),
-        buffers.do.at(0, 0),
-        buffers.ds.at(0, 0),
-        problem.turns.counters,
-        gl.to_tensor(0),
-    )
 
 
 @gluon.jit
@@ -185,14 +147,16 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
             buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
             buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
         for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
-            load_q_of_step(problem, buffers, inputs, next_q, place, step, begin, end)
-            next_q = next_q.next()
+            next_q = load_step(problem, buffers, inputs, next_q, place, step, begin, end, True)
         for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
-            load_do_of_step(problem, buffers, inputs, next_do, place, step, begin, end)
-            next_do = next_do.next()
+            next_do = load_step(problem, buffers, inputs, next_do, place, step, begin, end, False)
     key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    state = first_pair_state(problem, buffers, begin < end, CONSUMER)
+    sums = first_sums(problem, buffers, begin < end, CONSUMER)
+    state = PairState(
+        buffers.q.at(0, 0), buffers.do.at(0, 0), buffers.ds.at(0, 0), problem.turns.counters,
+        gl.to_tensor(0)
+    )  # fmt: skip
     head = kv_head * problem.GROUP
     block = begin
     for step in range(steps):
@@ -200,7 +164,14 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
         mine = problem.of_head(head)
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
-        state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
+        q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
+        q_tile = buffers.q.tile(q_stage)
+        tiles = q_tile, buffers.do.tile(anew(do_stage)), buffers.ds.tile(anew(ds_stage))
+        sums = fold_by_halves(
+            sums, mine, buffers, (q_stage, do_stage, ds_stage), tiles, query, key, masked,
+            more, True, CONSUMER
+        )  # fmt: skip
+        state = replaced(state, q_stage=q_stage.next(), do_stage=do_stage.next())
         loads = next_q, next_do, begin, end, steps
         state, next_q, next_do = add_own_dq(
             state, problem, buffers, inputs, loads, dq_out, place, head, block, step, CONSUMER
@@ -212,7 +183,8 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
     for _ in gl.static_range(buffers.q.first.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
-    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, _ = sums
+    dk, dv, stores = parts.combine(problem, dk, dv, first, kv_head, divided, CONSUMER)
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)
         store_panels(dv, buffers.v, CONSUMER, dv_out, corner)
