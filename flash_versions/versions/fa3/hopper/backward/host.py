@@ -91,7 +91,7 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
         bounds, spans = intervals.bounds, intervals.spans
     turns = absent if space.turns is None else space.turns
     q, kind = request.q, plan.config.kind
-    claims: Any = None  # where programs claim tiles, of the kernel that has a scheduler
+    claims: Any = None  # where programs claim tiles, of the kind that has a scheduler
     if kind == "narrow":
         is_dynamic = constants["SCHEDULER"] == "dynamic"
         claims = counters.take(values.device) if is_dynamic else turns
