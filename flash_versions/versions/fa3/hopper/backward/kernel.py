@@ -119,6 +119,7 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import (
 )
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa3.hopper.backward.consume import consume
+from flash_versions.versions.fa3.hopper.backward.deterministic import take_turns
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
     UNKNOWN,
@@ -127,7 +128,7 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import exp2, make_problem
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem, exp2
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
@@ -143,9 +144,12 @@ from flash_versions.versions.fa3.hopper.backward.wider.wide import (
     make_wide_buffers,
     produce_wide,
 )
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import make_boxes, make_tiles
 from flash_versions.versions.tiles.pipeline import hear_rest, meet
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
 @gluon.jit
@@ -208,11 +212,18 @@ def backward_kernel(
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     COUNTING: gl.constexpr = 8 if KIND == "pair" else 4 if KIND == "halves" else 1
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING, PARTS
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
+    none = gl.to_tensor(0)  # of no tile yet
+    problem = KeyProblem(
+        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), none, gl.to_tensor(kv_apart),
+        none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
     if KIND == "wide":
