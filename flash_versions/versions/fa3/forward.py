@@ -250,13 +250,19 @@ def forward(
     """
     if reason := left_for_options(request):
         raise ValueError(reason)
+    return launch(launch_forward, request, config or choose_config(request))
+
+
+def launch(
+    launcher: Launcher, request: Request, config: LaunchConfig, *rule: tuple
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch this kernel on a plain call, or FA4's, which also has a rule for its softmax."""
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
-    config = config or choose_config(request)
     o, lse = new_outputs(request)
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
-    launch_forward(
+    launcher(
         (total,),
         (
             describe(q, config.block_q),
@@ -266,6 +272,7 @@ def forward(
             View.of_rows(lse),
             Window(None, request.window_right),
             request.scale * LOG2E.value,
+            *rule,
             q_length,
             k.shape[1],
             heads,

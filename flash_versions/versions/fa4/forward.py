@@ -52,8 +52,8 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa3.forward import (
     COUNTS,
     choose_config,
-    heads_of_section,
     heavy_first,
+    launch,
     left_for_options,
     load_rows,
     tile_at,
@@ -61,15 +61,11 @@ from flash_versions.versions.fa3.forward import (
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.algebra import (
-    LOG2E,
-    Window,
     blocks_of_queries,
     finalize,
     last_visible,
 )
-from flash_versions.versions.tiles.rows import View, cdiv, store_row_values, store_rows
-from flash_versions.versions.tiles.sequences import new_outputs
-from flash_versions.versions.tiles.tma import describe
+from flash_versions.versions.tiles.rows import store_row_values, store_rows
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
@@ -238,36 +234,10 @@ def forward(
     """
     if reason := left_for_options(request):
         raise ValueError(reason)
-    q, k, v = request.q, request.k, request.v
-    batch, q_length, heads, _ = q.shape
     config = config or choose_config(request)
     chosen_threshold, chosen_eighths = choose_rule(request, config)
     threshold = chosen_threshold if threshold is None else threshold
     eighths = chosen_eighths if eighths is None else eighths
     check_rule(request, config, threshold, eighths)
-    o, lse = new_outputs(request)
-    tiles = cdiv(q_length, config.block_q)
-    total = tiles * heads * batch
-    launch_forward(
-        (total,),
-        (
-            describe(q, config.block_q),
-            describe(k, config.block_kv),
-            describe(v, config.block_kv),
-            View.of(o),
-            View.of_rows(lse),
-            Window(None, request.window_right),
-            request.scale * LOG2E.value,
-            Rule(*constants_of(threshold, eighths, q.dtype), counts),
-            q_length,
-            k.shape[1],
-            heads,
-            tiles,
-            total,
-            heads_of_section(request),
-        ),
-        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
-    )
-    return o, lse, None
+    rule = Rule(*constants_of(threshold, eighths, request.q.dtype), counts)
+    return launch(launch_forward, request, config, rule)

@@ -45,6 +45,16 @@ def reinterpret(tile, shape, layout, _semantic=None):
     return _semantic.memdesc_reinterpret(tile, tile.dtype, shape, layout)
 
 
+@builtin
+def replaced(record, _semantic=None, **fields):
+    """An aggregate with other values in some of its fields."""
+    made = object.__new__(type(record))
+    vars(made).update(vars(record))
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
 @dataclass_transform()
 def aggregate(cls: type) -> Any:
     """A record of values that a kernel passes around as one; the constructor takes the annotated

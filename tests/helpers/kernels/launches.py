@@ -16,9 +16,6 @@ from flash_versions.versions.fa2 import sink
 from flash_versions.versions.fa3.hopper import host as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
-from flash_versions.versions.fa3.hopper.backward.wider import halves as backward_hopper_halves
-from flash_versions.versions.fa3.hopper.backward.wider import pair as backward_hopper_pair
-from flash_versions.versions.fa3.hopper.backward.wider import wide as backward_hopper_wide
 from flash_versions.versions.fa4.hopper import host as fa4_hopper
 from flash_versions.versions.tiles import tile_scheduler, wgmma
 
@@ -29,9 +26,6 @@ LAUNCHERS = {
     "forward of fa4": fa4_hopper.launch_forward,
     "prepare": backward_rows.launch_prepare,
     "backward": backward_hopper.launch_backward,
-    "backward, wide": backward_hopper_wide.launch_wide,
-    "backward, halves": backward_hopper_halves.launch_halves,
-    "backward, pair": backward_hopper_pair.launch_pair,
     "finish": backward_rows.launch_finish,
     "delta": fa2_backward.launch_delta,
     "sink": sink.launch_sink,

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch.precision import BLOCK_KEYS
 from flash_versions.versions.fa3.fp8.pairs import MOST, scale_of_pairs
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
@@ -25,12 +25,17 @@ def log2_approx(x):
 
 @aggregate
 class Scales:
-    """The scales of FP8 tensors, see `quantize.Quantized`; without FP8, pointers to anything."""
+    """The scales of FP8 tensors, see `quantize.Quantized`; without FP8, pointers to anything.
+    `of_tile` gives those of a consumer's queries and of the keys that they see.
+    """
 
     q: gl.tensor  # pointers to fp32, contiguous
-    k: gl.tensor
+    k: gl.tensor  # of a tile: of its head's blocks of keys, and so is v
     v: gl.tensor
     v_reference: gl.tensor
+    score: gl.tensor  # of a tile's scores, to log2 units; this and the next two are of tiles only
+    value: gl.tensor  # of acc
+    per_value: gl.tensor  # 1 / value
     FP8: gl.constexpr
     SCORES: gl.constexpr  # what the tensor cores add up scores in, see `pairs.py`
     PER_BLOCK: gl.constexpr  # a scale for 64 queries, for 128 keys; otherwise for each key head
@@ -42,43 +47,22 @@ class Scales:
         key_head = sequence * (problem.heads // problem.GROUP) + head // problem.GROUP
         if not self.FP8:
             score = problem.scale_log2
-            return TileScales(
-                score, score, score,
-                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
-            )  # fmt: skip
+            return replaced(self, score=score, value=score, per_value=score)
         elif self.PER_BLOCK:
             rows = gl.cdiv(problem.q_length, WARPGROUP_ROWS)
             row = gl.minimum(query // WARPGROUP_ROWS, rows - 1)  # a tile may end past the last one
             q_scale = gl.load(self.q + (sequence * problem.heads + head) * rows + row)
             first = key_head * gl.cdiv(problem.kv_length, KEYS_OF_SCALE)
             value = gl.load(self.v_reference + key_head)
-            return TileScales(
-                problem.scale_log2 * q_scale, value, 1.0 / value,
-                self.k + first, self.v + first, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
+            return replaced(
+                self, score=problem.scale_log2 * q_scale, value=value, per_value=1.0 / value,
+                k=self.k + first, v=self.v + first
             )  # fmt: skip
         else:
             scale = gl.load(self.q + key_head) * gl.load(self.k + key_head)
             score = problem.scale_log2 * scale
             value = gl.load(self.v_reference + key_head)
-            return TileScales(
-                score, value, value,
-                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
-            )  # fmt: skip
-
-
-@aggregate
-class TileScales:
-    """The scales of a consumer's queries and of the keys that they see."""
-
-    score: gl.tensor  # of its scores, to log2 units
-    value: gl.tensor  # of acc
-    per_value: gl.tensor  # 1 / value
-    k: gl.tensor  # pointers to those of the head's blocks of keys
-    v: gl.tensor
-    FP8: gl.constexpr
-    SCORES: gl.constexpr
-    PER_BLOCK: gl.constexpr
-    SHIFT: gl.constexpr
+            return replaced(self, score=score, value=value, per_value=value)
 
     @gluon.jit
     def largest_score(self):
@@ -115,3 +99,14 @@ class TileScales:
             return gl.maximum(score, TINY)
         else:
             return score
+
+
+@gluon.jit
+def make_scales(
+    q, k, v, v_reference, FP8: gl.constexpr, FP16_SCORES: gl.constexpr, PER_BLOCK: gl.constexpr,
+    SHIFT: gl.constexpr
+):  # fmt: skip
+    """Those of no tile yet."""
+    SCORES: gl.constexpr = gl.float16 if FP16_SCORES else gl.float32
+    none = gl.to_tensor(0.0)
+    return Scales(q, k, v, v_reference, none, none, none, FP8, SCORES, PER_BLOCK, SHIFT)

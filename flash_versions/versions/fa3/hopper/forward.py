@@ -75,7 +75,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.fp8.pairs import softmax_step
-from flash_versions.versions.fa3.fp8.scales import Scales
+from flash_versions.versions.fa3.fp8.scales import make_scales
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
@@ -95,6 +95,7 @@ from flash_versions.versions.fa3.hopper.totals import Totals, merge_rows
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
+    make_barriers,
     make_companion,
     make_slots,
     named_barrier_arrive,
@@ -107,13 +108,50 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layo
 
 @aggregate
 class Schedule:
-    """How it is computed: `HopperConfig` for the kernel."""
+    """How it is computed: `HopperConfig` for the kernel. The methods are what FA4's kernel, which
+    runs `produce` and `attend` with a schedule of its own, does otherwise.
+    """
 
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
+
+    @gluon.jit
+    def first_state(self, problem, buffers, SPLIT: gl.constexpr):
+        """See `first_state`."""
+        return first_state(problem, buffers, SPLIT)
+
+    @gluon.jit
+    def fold_scores(self, s, row_max, row_sum, problem, scales, block):
+        """A step of the online softmax: (p, row_max, row_sum, alpha)."""
+        # In 16 bits, shift is 0 and weight 1.
+        scale_log2, shift, weight = scales.of_block(problem, block)
+        return softmax_step(s, row_max, row_sum, scale_log2, shift, weight, scales.PER_BLOCK)
+
+    @gluon.jit
+    def rescaled_late(self, acc, alpha):
+        """acc times the alpha of a block before the block's P V is issued."""
+        return acc
+
+    @gluon.jit
+    def rescaled(self, acc, alpha):
+        """acc times the alpha of a block when the P V before is complete."""
+        return acc.rescaled(alpha)
+
+    @gluon.jit
+    def reference(self, row_max, scales):
+        """What row_sum refers to, when all keys are folded."""
+        return row_max
+
+    @gluon.jit
+    def enter(self, STATE: gl.constexpr, place, CONSUMER: gl.constexpr):
+        """A consumer enters a state of its role, which FA4 can note."""
+
+    @gluon.jit
+    def enter_as_loader(self, STATE: gl.constexpr, round, block):
+        """The same of the producer."""
 
 
 @aggregate
@@ -124,7 +162,7 @@ class Buffers:
     k: PanelPipeline
     v: PanelPipeline
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
-    o: gl.shared_memory_descriptor  # a slot for each consumer
+    o: Pipeline  # a slot for each consumer; the barriers are of FA4, where another warp reads it
 
     @gluon.jit
     def q_stage(self, schedule, round, CONSUMER: gl.constexpr):
@@ -134,11 +172,31 @@ class Buffers:
 
 
 @gluon.jit
+def make_buffers(
+    q, k, v, bounds, o, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    LISTED: gl.constexpr, HANDED_OVER: gl.constexpr
+):  # fmt: skip
+    """Allocate them for boxes; if O is HANDED_OVER, with barriers of its slots."""
+    q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
+    k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
+    bounds_pipeline = k_pipeline.first
+    if LISTED:
+        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
+    full, empty = k_pipeline.first.full, k_pipeline.first.empty  # anything
+    if HANDED_OVER:
+        full, empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
+    o_pipeline = Pipeline(make_slots(o, CONSUMERS), full, empty, CONSUMERS)
+    return Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_pipeline)
+
+
+@gluon.jit
 def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
+    schedule.enter_as_loader("claim", round, 0)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
@@ -146,6 +204,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
         for place in range(end - 1, begin - 1, -1):
+            schedule.enter_as_loader("load", round, end - 1 - place)
             block = mine.block_of(entry)
             entry = mine.entry(place - 1)
             fill_keys(mine, buffers, stage, k, bounds, sequence, kv_head, block)
@@ -157,6 +216,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
             fill_values(mine, buffers, stage, v, sequence, kv_head, block)
             stage = stage.next()
         round += 1
+        schedule.enter_as_loader("claim", round, 0)
     scheduler.retire()
 
 
@@ -179,14 +239,6 @@ def first_state(problem, buffers, SPLIT: gl.constexpr = False):
 
 
 @gluon.jit
-def fold_scores(s, row_max, row_sum, problem, scales, block):
-    """A step of the online softmax: (p, row_max, row_sum, alpha)."""
-    # In 16 bits, shift is 0 and weight 1.
-    scale_log2, shift, weight = scales.of_block(problem, block)
-    return softmax_step(s, row_max, row_sum, scale_log2, shift, weight, scales.PER_BLOCK)
-
-
-@gluon.jit
 def attend(
     problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, is_last,
     CONSUMER: gl.constexpr, SPLIT: gl.constexpr = False
@@ -196,10 +248,11 @@ def attend(
     K and V). Of rows in several splits these are the blocks of one; Q is read until the last.
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(problem, buffers, SPLIT)
+    acc, row_max, row_sum = schedule.first_state(problem, buffers, SPLIT)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
     buffers.k.wait(stage)
+    schedule.enter("score", end - 1, CONSUMER)
     if SPLIT and schedule.PING_PONG:  # consumers may have unlike numbers of splits: a turn to each
         named_barrier_sync(CONSUMER)  # block keeps their turns alike
     s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
@@ -207,12 +260,14 @@ def attend(
         named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
     s = warpgroup_mma_wait(0, deps=[s_token])
     buffers.k.release(stage)
+    schedule.enter("softmax", end - 1, CONSUMER)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
         s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
-    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
+    p, row_max, row_sum, alpha = schedule.fold_scores(s, row_max, row_sum, problem, scales, block)
+    schedule.enter("correct", end - 1, CONSUMER)
     p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
         buffers.k.wait(stage.next(), end - 1 > begin)
@@ -225,36 +280,44 @@ def attend(
             buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
+        schedule.enter("score", place, CONSUMER)
         s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
+        acc = schedule.rescaled_late(acc, alpha)
         buffers.v.wait(before)
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
         buffers.k.release(stage)
+        schedule.enter("softmax", place, CONSUMER)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
-        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
+        p, row_max, row_sum, alpha = schedule.fold_scores(
+            s, row_max, row_sum, problem, scales, block
+        )
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
+        schedule.enter("correct", place, CONSUMER)
         acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
-        acc = acc.rescaled(alpha)
+        acc = schedule.rescaled(acc, alpha)
+    acc = schedule.rescaled_late(acc, alpha)
     if SPLIT:
         if is_last:
             buffers.q.release(q_stage)
     else:
         buffers.q.release(q_stage)
     buffers.v.wait(stage)
+    schedule.enter("drain", begin, CONSUMER)
     acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
     acc = acc.wait(acc_token)
     buffers.v.release(stage)
-    return acc, row_max, row_sum, stage.next()
+    return acc, schedule.reference(row_max, scales), row_sum, stage.next()
 
 
 @gluon.jit
@@ -281,8 +344,10 @@ def attend_in_order(
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
-        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
-        acc = acc.rescaled(alpha)
+        p, row_max, row_sum, alpha = schedule.fold_scores(
+            s, row_max, row_sum, problem, scales, block
+        )
+        acc = schedule.rescaled(acc, alpha)
         p = rounded(p, buffers.v.tile(stage), acc)
         buffers.v.wait(stage)
         acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
@@ -374,7 +439,7 @@ def consume(
         COLUMNS: gl.constexpr = o.block_type.shape[-1]
         parts = out.parts(COLUMNS)
         box = mine.q_box(sequence, head, query)
-        o_tile = buffers.o.index(CONSUMER)
+        o_tile = buffers.o.tiles.index(CONSUMER)
         for i in gl.static_range(len(parts)):
             tma.store_wait(0)  # of the part before
             as_matrix(o_tile).store(parts[i].to(o.dtype))
@@ -387,92 +452,38 @@ def consume(
 
 @gluon.jit(do_not_specialize=COUNTS + MORE_COUNTS)
 def forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    q_second,
-    k_second,
-    v_second,
-    lse_out,
-    counters,
-    plan,
-    slopes,
-    sinks,
-    bounds,
-    lists,
-    q_scale,
-    k_scale,
-    v_scale,
-    v_reference,
+    q, k, v, o, q_second, k_second, v_second,
+    lse_out, counters, plan, slopes, sinks, bounds, lists, q_scale, k_scale, v_scale, v_reference,
     totals,
-    q_length,
-    kv_length,
-    heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    listed_blocks,
-    listed_tiles,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CUT: gl.constexpr,
-    UNEVEN: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SINK: gl.constexpr,
-    LISTED: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
-    FP8: gl.constexpr,
-    FP16_SCORES: gl.constexpr,
-    PER_BLOCK: gl.constexpr,
-    SHIFT: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PING_PONG: gl.constexpr,
-    LATE_WAIT: gl.constexpr,
-    SCHEDULER: gl.constexpr,
-    SPLIT: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program into consumers, four each, and one producer."""
+    q_length, kv_length, heads, batch, section, window_left, window_right, scale_log2, cap_scale,
+    kv_apart, slopes_batch_stride, slopes_head_stride,
+    batch_lines, head_lines, listed_blocks, listed_tiles,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    EDGE: gl.constexpr, CUT: gl.constexpr, UNEVEN: gl.constexpr, CAP: gl.constexpr,
+    RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr, SINK: gl.constexpr,
+    LISTED: gl.constexpr, PANELS: gl.constexpr, PANELS_V: gl.constexpr,
+    FP8: gl.constexpr, FP16_SCORES: gl.constexpr, PER_BLOCK: gl.constexpr, SHIFT: gl.constexpr,
+    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    PING_PONG: gl.constexpr, SCHEDULER: gl.constexpr,
+    OVERLAP: gl.constexpr, LATE_WAIT: gl.constexpr, SPLIT: gl.constexpr
+):  # fmt: skip
+    """Divide the warps of a program into consumers, four each, and one producer. Of 64 K registers,
+    those of a thread are the last list; Triton counts the producer's warp as a warpgroup.
+    """
     problem = make_query_problem(
         plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
         UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
-    SCORES: gl.constexpr = gl.float16 if FP16_SCORES else gl.float32
-    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
+    scales = make_scales(
+        q_scale, k_scale, v_scale, v_reference, FP8, FP16_SCORES, PER_BLOCK, SHIFT
+    )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
     totals = Totals(totals, CONSUMERS, SPLIT)
     schedule = Schedule(CONSUMERS, Q_STAGES, OVERLAP, PING_PONG, LATE_WAIT)
-    q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
-    k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
-    bounds_pipeline = k_pipeline.first
-    if LISTED:
-        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    o_tiles = make_slots(o, CONSUMERS)
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles)
+    buffers = make_buffers(q, k, v, bounds, o, CONSUMERS, STAGES, Q_STAGES, LISTED, False)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
@@ -483,7 +494,7 @@ def forward_kernel(
                 (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [240, 24],
         )
     else:
         gl.warp_specialize(
@@ -494,5 +505,5 @@ def forward_kernel(
                 (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 4, 1],
-            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [160, 160, 24],
         )

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 
 
 @gluon.jit
@@ -40,10 +40,7 @@ class HeadMods:
             slope = gl.load(self.slopes + at).to(gl.float32) * (LOG2E / scale_log2)
         if self.SINK:
             sink = in_log2(gl.load(self.sinks + head))
-        return HeadMods(
-            self.slopes, self.sinks + head, self.batch_stride, self.head_stride, slope, sink,
-            self.ALIBI, self.SINK
-        )  # fmt: skip
+        return replaced(self, sinks=self.sinks + head, slope=slope, sink=sink)
 
     @gluon.jit
     def biased(self, s, distance):

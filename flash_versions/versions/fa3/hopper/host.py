@@ -204,8 +204,14 @@ def score_scales(request: Request) -> tuple[float, float]:
     return softcap * LOG2E.value, scale / softcap
 
 
-def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
-    """The constants of `QueryProblem`."""
+def constants(
+    request: Request,
+    config: HopperConfig,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    per_block: bool = False,
+    shift: float = 0.0,
+) -> dict[str, Any]:
+    """The constants that the kernels of FA3 and FA4 share; arguments as those of `make_plan`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
     # The last key that the first query sees. If it is a multiple of a consumer's queries, its rows
     # end in one block, its last: no other is cut. If it is also one of blocks, and tiles divide a
@@ -232,6 +238,15 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         "LISTED": listed,
         "PANELS": 1 if quantized else len(panel_widths(request.q.shape[3])),
         "PANELS_V": 1 if quantized else len(panel_widths(request.v.shape[3])),
+        "FP8": scales is not None,
+        "FP16_SCORES": scales is not None and has_fp16_scores(request),
+        "PER_BLOCK": per_block,
+        "SHIFT": shift,
+        "CONSUMERS": config.consumers,
+        "STAGES": config.stages,
+        "Q_STAGES": config.q_stages,
+        "PING_PONG": config.ping_pong,
+        "SCHEDULER": config.scheduler,
     }
 
 
@@ -298,22 +313,10 @@ def make_plan(
         launch_forward,
         config,
         {
-            **constants(request, config),
-            "FP8": scales is not None,
-            "FP16_SCORES": scales is not None and has_fp16_scores(request),
-            "PER_BLOCK": per_block,
-            "SHIFT": shift,
-            "CONSUMERS": config.consumers,
-            "STAGES": config.stages,
-            "Q_STAGES": config.q_stages,
+            **constants(request, config, scales, per_block, shift),
             "OVERLAP": config.overlap,
-            "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
-            "SCHEDULER": config.scheduler,
             "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
-            # Of 64 K registers; Triton counts the producer's warp as a warpgroup.
-            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
-            "PRODUCER_REGISTERS": 24,
         },
         boxes_of(request, config),
     )

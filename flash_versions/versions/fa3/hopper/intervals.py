@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import EVER, blocks_in_span
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 
 
 @aggregate
@@ -34,10 +34,7 @@ class BlockLists:
         if self.ON:
             line = sequence * self.batch_lines + kv_head * self.head_lines
             own = self.lists + (line.to(gl.int64) * self.tiles + tile) * (2 + self.blocks)
-            return BlockLists(
-                own, gl.load(own), line, self.batch_lines, self.head_lines, self.blocks,
-                self.tiles, self.PARTS, self.ON
-            )  # fmt: skip
+            return replaced(self, lists=own, number=gl.load(own), line=line)
         else:
             return self
 
@@ -66,10 +63,7 @@ class KeySpans:
     def of_head(self, sequence, kv_head):
         """Those of a sequence and a key head."""
         line = sequence * self.batch_lines + kv_head * self.head_lines
-        return KeySpans(
-            self.bounds, self.spans, line, self.batch_lines, self.head_lines, self.blocks,
-            self.BLOCK, self.ON
-        )  # fmt: skip
+        return replaced(self, line=line)
 
     @gluon.jit
     def query_blocks(self, key, KEYS: gl.constexpr, BLOCK_Q: gl.constexpr):

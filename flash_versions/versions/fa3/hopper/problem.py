@@ -9,7 +9,7 @@ from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -116,12 +116,9 @@ class QueryProblem:
         """The problem of a tile of a sequence and a head."""
         mods = self.mods.of_head(sequence, head, self.scale_log2)
         lists = self.lists.of_tile(sequence, head // self.GROUP, tile)
-        return QueryProblem(
-            self.plan, mods, lists, self.rows, self.kv_apart, q_first, kv_first,
-            q_length, kv_length, self.heads, self.batch, self.section, self.window_left,
-            self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.HEADS, self.LEFT,
-            self.RIGHT, self.EDGE, self.CUT, self.UNEVEN, self.CAP, self.RAGGED, self.PACKED,
-            self.BLOCK_Q, self.BLOCK_KV
+        return replaced(
+            self, mods=mods, lists=lists, q_first=q_first, q_length=q_length, kv_first=kv_first,
+            kv_length=kv_length
         )  # fmt: skip
 
     @gluon.jit

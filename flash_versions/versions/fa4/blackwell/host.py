@@ -22,8 +22,6 @@ PORTABLE_ONLY = (
     "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts",
     "block_table", "query_starts", "query_ends",
 )  # fmt: skip
-# (maxnreg of softmax, of the roles of one warp); the correction gets what is left of 64 K.
-REGISTERS = 192, 32
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -81,7 +79,6 @@ def num_programs(request: Request, config: BlackwellConfig) -> int:
 def constants(request: Request, config: BlackwellConfig) -> dict[str, Any]:
     """The kernel's constants."""
     window = window_constants(request, config.block_kv)
-    softmax_registers, other_registers = REGISTERS
     return {
         **window,
         "CUT": window["LEFT"] or window["RIGHT"] or window["EDGE"],
@@ -90,6 +87,4 @@ def constants(request: Request, config: BlackwellConfig) -> dict[str, Any]:
         "THRESHOLD": config.threshold,
         "EIGHTHS": config.eighths,
         "DEGREE": config.degree or DEGREES[request.q.dtype],
-        "SOFTMAX_REGISTERS": softmax_registers,
-        "OTHER_REGISTERS": other_registers,
     }

@@ -6,12 +6,7 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa3.hopper.config import has_fp16_scores
-from flash_versions.versions.fa3.hopper.host import (
-    boxes_of,
-    constants,
-    launch,
-)
+from flash_versions.versions.fa3.hopper.host import boxes_of, constants, launch
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.forward import forward_kernel
@@ -29,29 +24,19 @@ def make_plan(
     stamps: torch.Tensor | None = None,
 ) -> Plan:
     """The plan of a request's class; dtype is that of the tensors that the kernel reads."""
-    fp16_scores = scales is not None and has_fp16_scores(request)
+    shift = 0.0 if scales is None else P_OFFSET - config.threshold
+    shared = constants(request, config, scales, per_block, shift)
     return Plan(
         launch_forward,
         config,
         {
-            **constants(request, config),
-            "FP8": scales is not None,
-            "FP16_SCORES": fp16_scores,
-            "PER_BLOCK": per_block,
-            "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
-            "CONSUMERS": config.consumers,
-            "STAGES": config.stages,
-            "Q_STAGES": config.q_stages,
-            "PING_PONG": config.ping_pong,
-            "SCHEDULER": config.scheduler,
+            **shared,
             "THRESHOLD": config.threshold,
             "EIGHTHS": config.eighths,
-            "STARTS": config.starts and fp16_scores and not per_block,
             "DEGREE": DEGREES[dtype],
+            "STARTS": config.starts and shared["FP16_SCORES"] and not per_block,
             "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
             "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
-            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
-            "OTHER_REGISTERS": 24,
         },
         boxes_of(request, config),
     )

@@ -57,17 +57,16 @@ MEANING = {
 }
 ROLES = ("loader", "storer", "consumer")
 STATES = tuple(MEANING)  # of all roles, numbered
+NUMBERS = {state: i for i, state in enumerate(STATES)}
 
 
 def number(role: str, state: str) -> gl.constexpr:
     """A state's number, a constant for the kernel."""
-    return gl.constexpr(STATES.index((role, state)))
+    return gl.constexpr(NUMBERS[role, state])
 
 
-CLAIM, LOAD = number("loader", "claim"), number("loader", "load")
-AWAIT, SCORE = number("consumer", "await"), number("consumer", "score")
-SOFTMAX, CORRECT = number("consumer", "softmax"), number("consumer", "correct")
-DRAIN, HAND_OVER = number("consumer", "drain"), number("consumer", "hand over")
+AWAIT = number("consumer", "await")
+HAND_OVER = number("consumer", "hand over")
 IDLE, STORE = number("storer", "idle"), number("storer", "store")
 
 

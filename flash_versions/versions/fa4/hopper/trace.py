@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.host import num_programs, num_tiles
 from flash_versions.versions.fa4.hopper.config import RolesConfig
-from flash_versions.versions.fa4.hopper.roles import ROLES, STATES
+from flash_versions.versions.fa4.hopper.roles import NUMBERS, ROLES, STATES
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import aggregate
 
@@ -21,6 +21,12 @@ FIXED_ROLES = gl.constexpr(len(ROLES) - 1)  # the others are consumers
 LOADER = gl.constexpr(0)
 STORER = gl.constexpr(1)
 MOST_PARTS = 4  # in which O is stored
+
+
+@gluon.constexpr_function
+def number_of(role, state):
+    """A state's number among STATES."""
+    return NUMBERS[role, state]
 
 
 @gluon.jit

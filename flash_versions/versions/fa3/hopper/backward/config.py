@@ -121,6 +121,15 @@ class BackwardConfig:
         """Whether S and dP are computed for half of a block's queries at a time."""
         return self.halves or self.pair
 
+    @cached_property
+    def kind(self) -> str:
+        """How a program's warps divide the work: narrow (`kernel.py`) up to head_dim 128, above it
+        halves, pair or wide, as in `wider`.
+        """
+        if self.block_kv == 64:
+            return "wide"
+        return "halves" if self.halves else "pair" if self.pair else "narrow"
+
     def check(self, request: Request) -> None:
         """Refuse a request that the configuration does not fit."""
         head_dim = max(request.q.shape[3], request.v.shape[3])

@@ -33,12 +33,6 @@ COUNTS = [
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
     "batch_lines", "head_lines", "spanned_blocks",
 ]  # fmt: skip
-# Registers of a thread; 64 K in all. With 200 for consumers (and 88 for `accumulate`), ptxas makes
-# products wait for each other.
-REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
-HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
-PAIR_REGISTERS = {"CONSUMER_REGISTERS": 256}
-WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
 class BackwardPlan(Plan):
@@ -73,20 +67,16 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
     if second:
         found[8] = box_q(q.dtype, queries, second[0])
         found[9] = box(k.dtype, keys, second[0])
-        if not config.by_halves:
+        if config.kind == "narrow":  # by halves, boxes of dQ fit both panels
             found[12] = swizzled_box(torch.float32, queries, second[0])
         found[13] = box(k.dtype, rows, second[0])
     if second_v:
         found[10] = box(v.dtype, keys, second_v[0])
         found[11] = box_q(q.dtype, queries, second_v[0])
         found[14] = box(v.dtype, rows, second_v[0])
-    if config.by_halves:  # whose boxes of dQ fit both panels
-        del found[12]
-    return tuple(found if config.block_kv == 128 else found[:8])
+    return tuple(found)
 
 
-# Which of the first boxes' tensors have one of a second panel, too: by halves not dQ's sum.
-BESIDE, BESIDE_HALVES = (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 6, 7)
 UNKNOWN = [None] * 8
 
 
@@ -100,25 +90,24 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
         assert intervals is not None
         bounds, spans = intervals.bounds, intervals.spans
     turns = absent if space.turns is None else space.turns
-    claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
-    if "SCHEDULER" in constants:
-        claims = (turns,)
-        if constants["SCHEDULER"] == "dynamic":
-            claims = (counters.take(values.device),)
-    q = request.q
+    q, kind = request.q, plan.config.kind
+    claims: Any = None  # where programs claim tiles, of the kind that has a scheduler
+    if kind == "narrow":
+        is_dynamic = constants["SCHEDULER"] == "dynamic"
+        claims = counters.take(values.device) if is_dynamic else turns
     inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    boxed = [box(x, at) for box, x, at in zip(plan.boxes, inner, steps)]
-    second: Any = ()
-    if plan.boxes[8:]:
-        numbers = BESIDE_HALVES if plan.config.by_halves else BESIDE
-        second = [
-            absent if box is None else box(inner[i], steps[i])
-            for box, i in zip(plan.boxes[8:], numbers)
-        ]
+    first, second = plan.boxes[:8], plan.boxes[8:]
+    boxed = [box(x, at) for box, x, at in zip(first, inner, steps)]
+    missing: Any = None if kind == "wide" else absent
+    beside = [
+        missing if box is None else box(x, at) for box, x, at in zip(second, inner[1:], steps[1:])
+    ]
+    if plan.config.by_halves:
+        beside[4] = None  # dQ's sum
     return (
         *boxed,
-        *second,
-        *claims,
+        *beside,
+        claims,
         absent if space.key_tiles is None else space.key_tiles.plan,
         absent if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
@@ -161,7 +150,7 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
 def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
-    if config.block_kv == 64 or config.by_halves or config.scheduler == "grid":
+    if config.kind != "narrow" or config.scheduler == "grid":
         return programs
     return min(programs, devices[request.q.device].num_sms)
 
@@ -174,21 +163,9 @@ def make_plan(
     share: int | None = None,
 ) -> BackwardPlan:
     """The plan of a request's kind."""
-    if config.block_kv == 64:
-        chosen: dict[str, Any] = WIDE_REGISTERS
-    else:
-        panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
-        chosen = {"PANELS": panels, "PANELS_V": panels_v}
-        if config.halves:
-            chosen |= HALVES_REGISTERS
-        elif config.pair:
-            chosen |= PAIR_REGISTERS
-        else:
-            chosen |= {"KV_STAGES": config.kv_stages, "SCHEDULER": config.scheduler}
-            chosen |= {"EARLY": config.early, "HELD": config.held}
-            chosen |= REGISTERS
-            if config.scheduler == "dynamic" and request.is_deterministic:
-                chosen["SCHEDULER"] = "tickets"  # so that turns are in the order of the tiles
+    scheduler = config.scheduler
+    if scheduler == "dynamic" and request.is_deterministic:
+        scheduler = "tickets"  # so that turns are in the order of the tiles
     overlap = devices.launches_overlap(request.q.device)
     plan = BackwardPlan(
         launcher,
@@ -205,10 +182,16 @@ def make_plan(
             "ORDERED": request.is_deterministic,
             "EXP2": function,
             "SHARE": share,
-            "STAGES": config.stages,
             "OVERLAP": overlap,
             "PARTS": config.parts,
-            **chosen,
+            "PANELS": len(config.widths(request.q.shape[3])),
+            "PANELS_V": len(config.widths(request.v.shape[3])),
+            "KIND": config.kind,
+            "STAGES": config.stages,
+            "KV_STAGES": config.kv_stages,
+            "SCHEDULER": scheduler,
+            "EARLY": config.early,
+            "HELD": config.held,
         },
         boxes_of(request, config),
     )

@@ -119,6 +119,7 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import (
 )
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa3.hopper.backward.consume import consume
+from flash_versions.versions.fa3.hopper.backward.deterministic import take_turns
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
     UNKNOWN,
@@ -127,20 +128,28 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import exp2, make_problem
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem, exp2
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
-from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, Buffers
-from flash_versions.versions.fa3.hopper.backward.wider.halves import launch_halves
-from flash_versions.versions.fa3.hopper.backward.wider.pair import launch_pair
-from flash_versions.versions.fa3.hopper.backward.wider.wide import launch_wide
-from flash_versions.versions.fa3.hopper.panels import (
-    make_boxes,
-    make_panel_pipeline,
-    make_panel_pipeline_beside,
+from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
+from flash_versions.versions.fa3.hopper.backward.wider.halves import (
+    accumulate_and_load,
+    consume_halves,
+    make_halves_buffers,
 )
-from flash_versions.versions.tiles.pipeline import hear_rest, make_handover, make_slots, meet
+from flash_versions.versions.fa3.hopper.backward.wider.pair import consume_pair, make_pair_buffers
+from flash_versions.versions.fa3.hopper.backward.wider.wide import (
+    add_wide,
+    consume_wide,
+    make_wide_buffers,
+    produce_wide,
+)
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
+from flash_versions.versions.fa3.hopper.panels import make_boxes, make_tiles
+from flash_versions.versions.tiles.pipeline import hear_rest, meet
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
 @gluon.jit
@@ -179,116 +188,107 @@ def produce(problem, buffers, scheduler, inputs, OVERLAP: gl.constexpr):
 
 @gluon.jit(do_not_specialize=COUNTS)
 def backward_kernel(
-    values,
-    q,
-    k,
-    v,
-    do,
-    dq_sum,
-    dk_out,
-    dv_out,
-    q_second,
-    k_second,
-    v_second,
-    do_second,
-    dq_second,
-    dk_second,
-    dv_second,
-    counters,
-    plan,
-    slopes,
-    bounds,
-    spans,
-    turns,
-    sums,
-    arrivals,
-    q_length,
-    kv_length,
-    kv_heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    spanned_blocks,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SPANS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    EXP2: gl.constexpr,
-    SHARE: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PARTS: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
-    KV_STAGES: gl.constexpr,
-    SCHEDULER: gl.constexpr,
-    EARLY: gl.constexpr,
-    HELD: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    ACCUMULATOR_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program: four for each consumer, four for dQ, one for the producer and
-    for each of two adders.
+    values, q, k, v, do, dq_sum, dk_out, dv_out,
+    q_second, k_second, v_second, do_second, dq_second, dk_second, dv_second,
+    counters, plan, slopes, bounds, spans, turns, sums, arrivals,
+    q_length, kv_length, kv_heads, batch, section, window_left, window_right,
+    scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
+    batch_lines, head_lines, spanned_blocks,
+    GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr,
+    CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
+    SPANS: gl.constexpr, ORDERED: gl.constexpr, EXP2: gl.constexpr, SHARE: gl.constexpr,
+    OVERLAP: gl.constexpr, PARTS: gl.constexpr, PANELS: gl.constexpr, PANELS_V: gl.constexpr,
+    KIND: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr, SCHEDULER: gl.constexpr,
+    EARLY: gl.constexpr, HELD: gl.constexpr
+):  # fmt: skip
+    """Divide the warps of a program, as the KIND of the configuration has them.
+
+    Tensors come as boxes, then those of second panels: of one panel they are anything, and None
+    where the kind has none. Of 64 K registers, those of a thread are the last list. With 200 for
+    the narrow kind's consumers (and 88 for `accumulate`), ptxas makes products wait for each other.
     """
-    if OVERLAP and (ORDERED or SPANS):  # tickets, and intervals made since, are there at once
-        gdc_wait()
+    if OVERLAP and (KIND != "narrow" or ORDERED or SPANS):
+        gdc_wait()  # the narrow kind needs at once what is made before only for turns and intervals
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=1, PARTS=PARTS
+    COUNTING: gl.constexpr = 8 if KIND == "pair" else 4 if KIND == "halves" else 1
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
+    none = gl.to_tensor(0)  # of no tile yet
+    problem = KeyProblem(
+        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), none, gl.to_tensor(kv_apart),
+        none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_second, PANELS)
-    dk_out = make_boxes(dk_out, dk_second, PANELS)
-    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    k_pipeline = make_panel_pipeline(k, KV_STAGES, 2)
-    buffers = Buffers(
-        k_pipeline,
-        make_panel_pipeline(v, KV_STAGES, 2),
-        make_panel_pipeline_beside(q, STAGES, k_pipeline),  # slots are given back at Q_EMPTY
-        make_panel_pipeline_beside(do, STAGES, k_pipeline),
-        make_slots(values, STAGES),
-        make_slots(values, STAGES),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, ANNOUNCED=True),
-    )
-    addends = make_addends(dq_sum, k.width())
-    inputs = Inputs(q, k, v, do, values)
-    RECEIVERS: gl.constexpr = 5 if ORDERED else 4  # with two adders or one
-    scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, RECEIVERS)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 0)),
-            (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 1)),
-            (accumulate, (problem, buffers, scheduler, addends, dq_sum)),
-            (produce, (problem, buffers, scheduler, inputs, OVERLAP)),
-            (add, (problem, scheduler, addends, dq_sum, 0)),
-            (add, (problem, scheduler, addends, dq_sum, 1)),
-        ],
-        [4, 4, 1, 1, 1],
-        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS] + [PRODUCER_REGISTERS] * 3,
-    )
+    if KIND == "wide":
+        buffers = make_wide_buffers(values, q, k, v, do, dq_sum, STAGES)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (consume_wide, (problem, buffers, dk_out, dv_out, parts, 0)),
+                (consume_wide, (problem, buffers, dk_out, dv_out, parts, 1)),
+                (produce_wide, (problem, buffers, q, k, v, do, values)),
+                (add_wide, (problem, buffers, dq_sum)),
+            ],
+            [4, 1, 1],
+            [240, 24, 24],
+        )
+    else:
+        q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+        v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
+        dk_out = make_boxes(dk_out, dk_second, PANELS)
+        dv_out = make_boxes(dv_out, dv_second, PANELS_V)
+        dq_sum = make_boxes(dq_sum, dq_second, PANELS if KIND == "narrow" else 1)
+        inputs = Inputs(q, k, v, do, values)
+    if KIND == "pair":
+        buffers = make_pair_buffers(inputs, STAGES)
+        dq_out = make_tiles(dq_sum, 4), dq_sum  # between, and in memory
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 0)),
+                (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 1)),
+            ],
+            [4],
+            [256],
+        )
+    elif KIND == "halves":
+        buffers = make_halves_buffers(inputs, STAGES)
+        dq_tiles = make_tiles(dq_sum, 2)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (consume_halves, (problem, buffers, dk_out, dv_out, parts, 0)),
+                (consume_halves, (problem, buffers, dk_out, dv_out, parts, 1)),
+                (accumulate_and_load, (problem, buffers, inputs, dq_tiles, dq_sum)),
+            ],
+            [4, 4],
+            [224, 56],
+        )
+    elif KIND == "narrow":
+        buffers = make_buffers(inputs, STAGES, KV_STAGES)
+        addends = make_addends(dq_sum, k.width())
+        RECEIVERS: gl.constexpr = 5 if ORDERED else 4  # with two adders or one
+        scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, RECEIVERS)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 0)),
+                (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 1)),
+                (accumulate, (problem, buffers, scheduler, addends, dq_sum)),
+                (produce, (problem, buffers, scheduler, inputs, OVERLAP)),
+                (add, (problem, scheduler, addends, dq_sum, 0)),
+                (add, (problem, scheduler, addends, dq_sum, 1)),
+            ],
+            [4, 4, 1, 1, 1],
+            [208, 72, 24, 24, 24],
+        )
 
 
 launch_backward = Launcher(backward_kernel, launch_pdl=True)
@@ -355,10 +355,7 @@ class Gradients:
         self, request: Request, config: BackwardConfig, function: Any = exp2, share: Any = None
     ) -> None:
         config.check(request)
-        launcher = launch_wide if config.block_kv == 64 else launch_backward
-        if config.by_halves:
-            launcher = launch_halves if config.halves else launch_pair
-        self.plan = make_plan(launcher, request, config, function, share)
+        self.plan = make_plan(launch_backward, request, config, function, share)
 
     def prepare(self, request: Request) -> partial:
         """The gradients of a request, called as this is, with what follows from its shapes."""

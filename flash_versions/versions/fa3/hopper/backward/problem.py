@@ -5,15 +5,14 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.hopper.backward.deterministic import Turns, take_turns
+from flash_versions.versions.fa3.hopper.backward.deterministic import Turns
 from flash_versions.versions.fa3.hopper.backward.split_groups import LEAST_STEPS
-from flash_versions.versions.fa3.hopper.head_mods import HeadMods, make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import KeySpans, make_key_spans
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods
+from flash_versions.versions.fa3.hopper.intervals import KeySpans
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
-from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 
 
 @triton.jit
@@ -120,10 +119,7 @@ class KeyProblem:
         else:
             sequence = row // self.kv_heads
             spans = self.spans.of_head(sequence, self.whole(row % self.kv_heads))
-            mine = self.replaced(
-                self.mods, spans, sequence, self.q_first, self.kv_first, self.padded_first,
-                self.q_length, self.kv_length
-            )  # fmt: skip
+            mine = replaced(self, spans=spans, sequence=sequence)
             return mine, tile * self.BLOCK_KV, row % self.kv_heads, sequence
 
     @gluon.jit
@@ -137,30 +133,17 @@ class KeyProblem:
         kv_first += sequence * self.kv_apart
         q_length = gl.where(exists, q_length, 0)
         kv_length = gl.where(exists, kv_length, 0)
-        mine = self.replaced(
-            self.mods, self.spans, sequence, q_first, kv_first, padded_first, q_length, kv_length
-        )
+        mine = replaced(
+            self, sequence=sequence, q_first=q_first, kv_first=kv_first, padded_first=padded_first,
+            q_length=q_length, kv_length=kv_length
+        )  # fmt: skip
         return mine, tile
 
     @gluon.jit
     def of_head(self, head):
         """The problem of a query head."""
         mods = self.mods.of_head(self.sequence, head, self.scale_log2)
-        return self.replaced(
-            mods, self.spans, self.sequence, self.q_first, self.kv_first, self.padded_first,
-            self.q_length, self.kv_length
-        )  # fmt: skip
-
-    @gluon.jit
-    def replaced(self, mods, spans, sequence, q_first, kv_first, padded_first, q_length, kv_length):
-        """The problem with these in the place of its own."""
-        return KeyProblem(
-            self.plan, mods, spans, self.turns, sequence, self.kv_apart, q_first, kv_first,
-            padded_first, q_length, kv_length, self.kv_heads, self.batch, self.section,
-            self.window_left, self.window_right, self.scale, self.scale_log2, self.cap_scale,
-            self.GROUP, self.PARTS, self.LEFT, self.RIGHT, self.EDGE, self.CAP, self.RAGGED,
-            self.PACKED, self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
-        )  # fmt: skip
+        return replaced(self, mods=mods)
 
     @gluon.jit
     def q_box(self, sequence, head, query):
@@ -348,29 +331,3 @@ class KeyProblem:
         p = self.EXP2(s * self.scale_log2 - lse2[None, :], self.SHARE)
         p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
         return p, p * (1.0 - capped * capped) if self.CAP else p
-
-
-@gluon.jit
-def make_problem(
-    plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section, window_left,
-    window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
-    batch_lines, head_lines, spanned_blocks, GROUP: gl.constexpr, LEFT: gl.constexpr,
-    RIGHT: gl.constexpr, EDGE: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr,
-    PACKED: gl.constexpr, ALIBI: gl.constexpr, SPANS: gl.constexpr, ORDERED: gl.constexpr,
-    EXP2: gl.constexpr, SHARE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
-    COUNTING: gl.constexpr, PARTS: gl.constexpr,
-):  # fmt: skip
-    """The problem of a kernel's arguments, in their order; takes a ticket. COUNTING: of `Turns`."""
-    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
-    key_spans = make_key_spans(
-        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
-    )
-    return KeyProblem(
-        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), gl.to_tensor(0),
-        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
-        SHARE, BLOCK_Q, BLOCK_KV
-    )  # fmt: skip

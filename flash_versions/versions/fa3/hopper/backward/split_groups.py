@@ -18,7 +18,7 @@ their steps would take longer than they gain. Below `LEAST_STEPS` steps the firs
 work of all, and others go on. The host knows no interval and no length of a packed sequence, so a
 program finds out by itself.
 
-Who calls it. Each of the four kernels, `Parts.combine`, when a consumer has folded its last block.
+Who calls it. The consumers of all four kinds of kernel, `Parts.combine`, behind the last block.
 A consumer waits for its own warps only, for no other program.
 
 Why the last one sees what the others wrote. A warpgroup counts behind a barrier of its threads,

@@ -10,10 +10,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
+    make_panel_pipeline,
+    make_panel_pipeline_beside,
     multiply_pv,
     multiply_qk,
 )
-from flash_versions.versions.tiles.pipeline import FIRST_FREE_BARRIER, Pipeline, as_matrix
+from flash_versions.versions.tiles.pipeline import (
+    FIRST_FREE_BARRIER,
+    Pipeline,
+    as_matrix,
+    make_handover,
+    make_slots,
+)
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
 from flash_versions.versions.tiles.wgmma import (
     WARPGROUP_ROWS,
@@ -42,6 +50,23 @@ class Buffers:
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     ds: Pipeline  # (keys, queries), from the consumers to the warpgroups that compute dQ
+
+
+@gluon.jit
+def make_buffers(inputs, STAGES: gl.constexpr, KV_STAGES: gl.constexpr):
+    """Allocate them; slots of Q and dO are given back at Q_EMPTY, and have no `empty` barriers."""
+    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
+    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
+    k_pipeline = make_panel_pipeline(inputs.k, KV_STAGES, 2)
+    return Buffers(
+        k_pipeline,
+        make_panel_pipeline(inputs.v, KV_STAGES, 2),
+        make_panel_pipeline_beside(inputs.q, STAGES, k_pipeline),
+        make_panel_pipeline_beside(inputs.do, STAGES, k_pipeline),
+        make_slots(inputs.values, STAGES),
+        make_slots(inputs.values, STAGES),
+        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2, ANNOUNCED=True),
+    )
 
 
 @aggregate

@@ -205,7 +205,6 @@ def forward(
         "PANELS_V": panels_v,
         "BATCH": 0 if split else max(SCANNED, 1 << (batch - 1).bit_length()),
         "SPLIT": split,
-        "PRODUCER_REGISTERS": 40,
     }
     numbers = (
         *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),

@@ -11,7 +11,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     narrowed,
     widened,
 )
-from flash_versions.versions.fa3.hopper.panels import multiply_qk
+from flash_versions.versions.fa3.hopper.panels import multiply_qk, zero_output
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 
@@ -40,19 +40,20 @@ def first_scores(buffers, more, ROWS: gl.constexpr, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
+def first_sums(problem, buffers, more, CONSUMER: gl.constexpr):
+    """dK, dV and S^T before the first step, when K and V have landed."""
+    return (
+        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
+        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
+        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
+    )
+
+
+@gluon.jit
 def fold_by_halves(
-    sums,
-    problem,
-    buffers,
-    stages,
-    tiles,
-    query,
-    key,
-    masked,
-    more,
-    DO_APART: gl.constexpr,
-    CONSUMER: gl.constexpr,
-):
+    sums, problem, buffers, stages, tiles, query, key, masked, more, DO_APART: gl.constexpr,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
     """Fold a block of queries into dK and dV of a consumer's keys, one half and then the other, and
     hand its dS over.
 

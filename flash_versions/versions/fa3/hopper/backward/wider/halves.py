@@ -42,17 +42,11 @@ pass through L2. Products with 32 columns take shared memory 1.5 times as long a
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     tma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS
-from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import make_problem
-from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
+from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
@@ -60,54 +54,13 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     part_of_dims,
     store_panels,
 )
-from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
-    Output,
-    make_boxes,
     make_panel_pipeline,
     make_panel_pipeline_beside,
-    make_tiles,
-    zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.pipeline import make_handover, make_slots
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
-
-
-@aggregate
-class HalvesState:
-    """What a consumer takes from step to step."""
-
-    dk: Output
-    dv: Output
-    s: gl.tensor  # scores of the next block's first half
-    stage: Stage  # of the next Q and dO
-    ds_stage: Stage
-
-
-@gluon.jit
-def fold_halves(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """`fold_by_halves`, with dO in slots that are given back with those of Q."""
-    stage, ds_stage = state.stage, state.ds_stage
-    sums = state.dk, state.dv, state.s
-    stages = stage, stage, ds_stage
-    tiles = buffers.q.tile(stage), buffers.do.tile(stage), buffers.ds.tile(ds_stage)
-    dk, dv, s = fold_by_halves(
-        sums, problem, buffers, stages, tiles, query, key, masked, more, False, CONSUMER
-    )
-    return HalvesState(dk, dv, s, stage.next(), ds_stage.next())
-
-
-@gluon.jit
-def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """The state before the first step, dK = dV = 0, when K and V have landed."""
-    return HalvesState(
-        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
-        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
-        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        buffers.q.at(0, 0),
-        buffers.ds.at(0, 0),
-    )
 
 
 @gluon.jit
@@ -118,7 +71,8 @@ def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constex
     key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     steps = heads * (end - begin)
-    state = first_halves_state(problem, buffers, begin < end, CONSUMER)
+    sums = first_sums(problem, buffers, begin < end, CONSUMER)
+    stage, ds_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0)
     head = kv_head * problem.GROUP
     block = begin
     for step in range(steps):
@@ -126,12 +80,18 @@ def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constex
         mine = problem.of_head(head)
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
-        state = fold_halves(state, mine, buffers, query, key, masked, more, CONSUMER)
+        tiles = buffers.q.tile(stage), buffers.do.tile(stage), buffers.ds.tile(ds_stage)
+        sums = fold_by_halves(
+            sums, mine, buffers, (stage, stage, ds_stage), tiles, query, key, masked, more, False,
+            CONSUMER
+        )  # fmt: skip
+        stage, ds_stage = stage.next(), ds_stage.next()
         head, block = problem.after(head, block, begin, end)
-    free = state.stage
+    free = stage
     if CONSUMER == 1:
         free = free.next()
-    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, _ = sums
+    dk, dv, stores = parts.combine(problem, dk, dv, first, kv_head, divided, CONSUMER)
     buffers.q.wait_empty(free)  # and so is the slot of dO
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)
@@ -202,104 +162,18 @@ def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
-def backward_halves_kernel(
-    values,
-    q,
-    k,
-    v,
-    do,
-    dq_sum,
-    dk_out,
-    dv_out,
-    q_second,
-    k_second,
-    v_second,
-    do_second,
-    dk_second,
-    dv_second,
-    plan,
-    slopes,
-    bounds,
-    spans,
-    turns,
-    sums,
-    arrivals,
-    q_length,
-    kv_length,
-    kv_heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    spanned_blocks,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SPANS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    EXP2: gl.constexpr,
-    SHARE: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PARTS: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    ACCUMULATOR_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program: four for each consumer, four for dQ and loads."""
-    if OVERLAP:
-        gdc_wait()
-    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
-    KEYS: gl.constexpr = k.block_type.shape[-2]
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=4, PARTS=PARTS
-    )  # fmt: skip
-    parts = Parts(sums, arrivals)
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_sum, 1)
-    dk_out = make_boxes(dk_out, dk_second, PANELS)
-    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    q_pipeline = make_panel_pipeline(q, STAGES, 2)
-    buffers = Buffers(
-        make_panel_pipeline(k, 1, 2),
-        make_panel_pipeline(v, 1, 2),
+@gluon.jit
+def make_halves_buffers(inputs, STAGES: gl.constexpr):
+    """Allocate what the partitions share: Q and dO are given back together."""
+    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
+    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
+    q_pipeline = make_panel_pipeline(inputs.q, STAGES, 2)
+    return Buffers(
+        make_panel_pipeline(inputs.k, 1, 2),
+        make_panel_pipeline(inputs.v, 1, 2),
         q_pipeline,
-        make_panel_pipeline_beside(do, STAGES, q_pipeline),
-        make_slots(values, STAGES),
-        make_slots(values, STAGES),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
+        make_panel_pipeline_beside(inputs.do, STAGES, q_pipeline),
+        make_slots(inputs.values, STAGES),
+        make_slots(inputs.values, STAGES),
+        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2),
     )
-    dq_tiles = make_tiles(dq_sum, 2)
-    inputs = Inputs(q, k, v, do, values)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 0)),
-            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 1)),
-            (accumulate_and_load, (problem, buffers, inputs, dq_tiles, dq_sum)),
-        ],
-        [4, 4],
-        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS],
-    )
-
-
-launch_halves = Launcher(backward_halves_kernel, launch_pdl=True)

@@ -37,17 +37,11 @@ Products with 32 columns take shared memory 1.5 times as long as the tensor core
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     tma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS
-from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import make_problem
-from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
+from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
@@ -55,26 +49,19 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     part_of_dims,
     store_panels,
 )
-from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
-    Output,
-    make_boxes,
     make_panel_pipeline,
-    make_tiles,
-    zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 
 @aggregate
 class PairState:
-    """What a consumer takes from step to step."""
+    """What a consumer takes from step to step, beside its sums."""
 
-    dk: Output
-    dv: Output
-    s: gl.tensor  # scores of the next block's first half
     q_stage: Stage
     do_stage: Stage
     ds_stage: Stage
@@ -83,43 +70,23 @@ class PairState:
 
 
 @gluon.jit
-def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
-    """Load Q of a step when its slot is empty."""
+def load_step(problem, buffers, inputs, stage, place, step, begin, end, OF_Q: gl.constexpr):
+    """Load Q or dO of a step when its slot is empty: the next stage."""
     sequence, kv_head, _ = place
     where = problem.block_at(sequence, kv_head, step, begin, end)
-    buffers.q.wait_empty(stage)
-    load_q(buffers, inputs.q, inputs.values, stage, where)
-
-
-@gluon.jit
-def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
-    """Load dO of a step when its slot is empty."""
-    sequence, kv_head, _ = place
-    where = problem.block_at(sequence, kv_head, step, begin, end)
-    buffers.do.wait_empty(stage)
-    load_do(buffers, inputs.do, inputs.values, stage, where)
+    if OF_Q:
+        buffers.q.wait_empty(stage)
+        load_q(buffers, inputs.q, inputs.values, stage, where)
+    else:
+        buffers.do.wait_empty(stage)
+        load_do(buffers, inputs.do, inputs.values, stage, where)
+    return stage.next()
 
 
 @gluon.jit
 def anew(stage):
     """A stage whose tile is addressed anew, see `unknown_zero`."""
     return Stage(stage.slot + unknown_zero(), stage.phase, stage.STAGES)
-
-
-@gluon.jit
-def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """`fold_by_halves`, with dO in slots of its own."""
-    q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
-    sums = state.dk, state.dv, state.s
-    stages = q_stage, do_stage, ds_stage
-    q_tile = buffers.q.tile(q_stage)
-    tiles = q_tile, buffers.do.tile(anew(do_stage)), buffers.ds.tile(anew(ds_stage))
-    dk, dv, s = fold_by_halves(
-        sums, problem, buffers, stages, tiles, query, key, masked, more, True, CONSUMER
-    )
-    return PairState(
-        dk, dv, s, q_stage.next(), do_stage.next(), ds_stage, state.counter, state.additions
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -146,8 +113,9 @@ def add_own_dq(
         if CONSUMER == 1 and i == 0:
             coming = step + buffers.do.first.STAGES
             if coming < steps:
-                load_do_of_step(problem, buffers, inputs, next_do, place, coming, begin, end)
-                next_do = next_do.next()
+                next_do = load_step(
+                    problem, buffers, inputs, next_do, place, coming, begin, end, False
+                )
         dq = warpgroup_mma_wait(0, deps=[dq_token])
         if i == MINE - 1:
             buffers.ds.release(ds_stage)
@@ -160,28 +128,9 @@ def add_own_dq(
     if CONSUMER == 1:
         coming = step + buffers.q.first.STAGES
         if coming < steps:
-            load_q_of_step(problem, buffers, inputs, next_q, place, coming, begin, end)
-            next_q = next_q.next()
-    state = PairState(
-        state.dk, state.dv, state.s, state.q_stage, state.do_stage, ds_stage.next(), counter,
-        additions
-    )  # fmt: skip
+            next_q = load_step(problem, buffers, inputs, next_q, place, coming, begin, end, True)
+    state = replaced(state, ds_stage=ds_stage.next(), counter=counter, additions=additions)
     return state, next_q, next_do
-
-
-@gluon.jit
-def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """The state before the first step, dK = dV = 0, when K and V have landed."""
-    return PairState(
-        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
-        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
-        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        buffers.q.at(0, 0),
-        buffers.do.at(0, 0),
-        buffers.ds.at(0, 0),
-        problem.turns.counters,
-        gl.to_tensor(0),
-    )
 
 
 @gluon.jit
@@ -198,14 +147,16 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
             buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
             buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
         for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
-            load_q_of_step(problem, buffers, inputs, next_q, place, step, begin, end)
-            next_q = next_q.next()
+            next_q = load_step(problem, buffers, inputs, next_q, place, step, begin, end, True)
         for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
-            load_do_of_step(problem, buffers, inputs, next_do, place, step, begin, end)
-            next_do = next_do.next()
+            next_do = load_step(problem, buffers, inputs, next_do, place, step, begin, end, False)
     key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    state = first_pair_state(problem, buffers, begin < end, CONSUMER)
+    sums = first_sums(problem, buffers, begin < end, CONSUMER)
+    state = PairState(
+        buffers.q.at(0, 0), buffers.do.at(0, 0), buffers.ds.at(0, 0), problem.turns.counters,
+        gl.to_tensor(0)
+    )  # fmt: skip
     head = kv_head * problem.GROUP
     block = begin
     for step in range(steps):
@@ -213,7 +164,14 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
         mine = problem.of_head(head)
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
-        state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
+        q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
+        q_tile = buffers.q.tile(q_stage)
+        tiles = q_tile, buffers.do.tile(anew(do_stage)), buffers.ds.tile(anew(ds_stage))
+        sums = fold_by_halves(
+            sums, mine, buffers, (q_stage, do_stage, ds_stage), tiles, query, key, masked,
+            more, True, CONSUMER
+        )  # fmt: skip
+        state = replaced(state, q_stage=q_stage.next(), do_stage=do_stage.next())
         loads = next_q, next_do, begin, end, steps
         state, next_q, next_do = add_own_dq(
             state, problem, buffers, inputs, loads, dq_out, place, head, block, step, CONSUMER
@@ -225,7 +183,8 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
     for _ in gl.static_range(buffers.q.first.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
-    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, _ = sums
+    dk, dv, stores = parts.combine(problem, dk, dv, first, kv_head, divided, CONSUMER)
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)
         store_panels(dv, buffers.v, CONSUMER, dv_out, corner)
@@ -234,101 +193,17 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
-def backward_pair_kernel(
-    values,
-    q,
-    k,
-    v,
-    do,
-    dq_sum,
-    dk_out,
-    dv_out,
-    q_second,
-    k_second,
-    v_second,
-    do_second,
-    dk_second,
-    dv_second,
-    plan,
-    slopes,
-    bounds,
-    spans,
-    turns,
-    sums,
-    arrivals,
-    q_length,
-    kv_length,
-    kv_heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    spanned_blocks,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SPANS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    EXP2: gl.constexpr,
-    SHARE: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PARTS: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program: four for each consumer."""
-    if OVERLAP:
-        gdc_wait()
-    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
-    KEYS: gl.constexpr = k.block_type.shape[-2]
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=8, PARTS=PARTS
-    )  # fmt: skip
-    parts = Parts(sums, arrivals)
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_sum, 1)
-    dk_out = make_boxes(dk_out, dk_second, PANELS)
-    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    buffers = Buffers(
-        make_panel_pipeline(k, 1, 2),
-        make_panel_pipeline(v, 1, 2),
-        make_panel_pipeline(q, STAGES, 2),
-        make_panel_pipeline(do, 1, 2),
-        make_slots(values, STAGES),
-        make_slots(values, 1),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
+@gluon.jit
+def make_pair_buffers(inputs, STAGES: gl.constexpr):
+    """Allocate what the consumers share: one slot of dO, and one of dS, which both read."""
+    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
+    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
+    return Buffers(
+        make_panel_pipeline(inputs.k, 1, 2),
+        make_panel_pipeline(inputs.v, 1, 2),
+        make_panel_pipeline(inputs.q, STAGES, 2),
+        make_panel_pipeline(inputs.do, 1, 2),
+        make_slots(inputs.values, STAGES),
+        make_slots(inputs.values, 1),
+        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
     )
-    dq_out = make_tiles(dq_sum, 4), dq_sum  # between, and in memory
-    inputs = Inputs(q, k, v, do, values)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 0)),
-            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 1)),
-        ],
-        [4],
-        [CONSUMER_REGISTERS],
-    )
-
-
-launch_pair = Launcher(backward_pair_kernel, launch_pdl=True)

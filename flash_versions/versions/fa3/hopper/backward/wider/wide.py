@@ -44,13 +44,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import make_problem
-from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     CONSUMER_THREADS,
     Q_THREADS,
@@ -68,6 +63,7 @@ from flash_versions.versions.tiles.pipeline import (
     announce,
     as_matrix,
     hear_rest,
+    make_barriers,
     make_pipeline,
     make_pipeline_beside,
     make_shared_tiles,
@@ -291,77 +287,19 @@ def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
-def backward_wide_kernel(
-    values,
-    q,
-    k,
-    v,
-    do,
-    dq_sum,
-    dk_out,
-    dv_out,
-    plan,
-    slopes,
-    bounds,
-    spans,
-    turns,
-    sums,
-    arrivals,
-    q_length,
-    kv_length,
-    kv_heads,
-    batch,
-    section,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,
-    cap_scale,
-    kv_apart,
-    slopes_batch_stride,
-    slopes_head_stride,
-    batch_lines,
-    head_lines,
-    spanned_blocks,
-    GROUP: gl.constexpr,
-    LEFT: gl.constexpr,
-    RIGHT: gl.constexpr,
-    EDGE: gl.constexpr,
-    CAP: gl.constexpr,
-    RAGGED: gl.constexpr,
-    PACKED: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SPANS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    EXP2: gl.constexpr,
-    SHARE: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PARTS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-):
-    """Divide the warps of a program into two consumers, four each, and one producer."""
-    if OVERLAP:
-        gdc_wait()
+@gluon.jit
+def make_wide_buffers(values, q, k, v, do, dq_sum, STAGES: gl.constexpr):
+    """Allocate what the partitions share; slots of Q and dO are given back at Q_READ and DO_READ,
+    and have no `empty` barriers.
+    """
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
-    problem = make_problem(
-        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
-        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
-        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=1, PARTS=PARTS
-    )  # fmt: skip
-    parts = Parts(sums, arrivals)
     k_pipeline = make_pipeline(k, 1, 2)
-    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for consumer in gl.static_range(2):
-        mbarrier.init(dq_empty.index(consumer), count=1)
-    buffers = WideBuffers(
+    dq_empty = make_barriers(2, 1)
+    return WideBuffers(
         k_pipeline,
         make_pipeline(v, 1, 2),
-        make_pipeline_beside(q, STAGES, k_pipeline.empty),  # slots are given back at Q_READ
+        make_pipeline_beside(q, STAGES, k_pipeline.empty),
         make_pipeline_beside(do, 1, k_pipeline.empty),
         make_slots(values, STAGES),
         make_slots(values, 1),
@@ -370,17 +308,3 @@ def backward_wide_kernel(
         make_slots(dq_sum, 2),
         dq_empty,
     )
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consume_wide, (problem, buffers, dk_out, dv_out, parts, 0)),
-            (consume_wide, (problem, buffers, dk_out, dv_out, parts, 1)),
-            (produce_wide, (problem, buffers, q, k, v, do, values)),
-            (add_wide, (problem, buffers, dq_sum)),
-        ],
-        [4, 1, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
-    )
-
-
-launch_wide = Launcher(backward_wide_kernel, launch_pdl=True)
