@@ -134,6 +134,28 @@ def split(a: Any) -> tuple:
     return moved(a, lambda x: x[..., 0]), moved(a, lambda x: x[..., 1])
 
 
+def interleave(a: Any, b: Any) -> Any:
+    c = join(a, b)
+    return c if len(c.shape) == 1 else reshape(c, (*c.shape[:-2], 2 * c.shape[-2]))
+
+
+def cat(input: Tile, other: Tile, can_reorder: bool = False, dim: int = 0) -> Tile:
+    return Tile(np.concatenate((input.a, other.a), dim), input.dtype)
+
+
+def histogram(input: Tile, num_bins: int, mask: Any = None) -> Tile:
+    values = input.a if mask is None else input.a[np.broadcast_to(mask.a, input.shape)]
+    counts = np.bincount(values.reshape(-1), minlength=num_bins)
+    return Tile(counts[:num_bins].astype(np.int32), int32)
+
+
+def swizzle2d(i: Tile, j: Tile, size_i: Any, size_j: Any, size_g: Any) -> tuple:
+    ij = i * size_j + j
+    first = ij // (size_g * size_j) * size_g
+    rows, ij = minimum(size_i - first, size_g), ij % (size_g * size_j)
+    return first + ij % rows, ij // rows
+
+
 # ------------------------------------------------------------------------------------------ numbers
 def elementwise(compute: Compute, kinds: tuple = (float32, float64)) -> Compute:
     """A function of one number, defined of these types."""
@@ -278,6 +300,11 @@ def index_of(compute: Compute) -> Compute:
     )
 
 
+def of_bits(compute: Compute) -> Compute:
+    """tl.xor_sum or tl.reduce_or."""
+    return lambda input, axis=None, keep_dims=False: reduced(compute, input, axis, keep_dims)
+
+
 def in_tuple(x: Any) -> tuple:
     """One or several tiles, as several."""
     return x if isinstance(x, tuple) else (x,)
@@ -339,6 +366,10 @@ def sort(x: Tile, dim: Any = None, descending: bool = False) -> Tile:
     if dim not in (None, -1, len(x.shape) - 1):
         refuse("only the last axis can be sorted")
     return turned(moved(x, np.sort), -1, descending)
+
+
+def topk(x: Tile, k: int, dim: Any = None) -> Tile:
+    return Tile(sort(x, dim, descending=True).a[..., : check_shape((k,))[0]], x.dtype)
 
 
 # ----------------------------------------------------------------------------------------- products
@@ -467,10 +498,11 @@ def builtin_extreme(of_numbers: Compute, of_tiles: Compute) -> Compute:
 
 # ------------------------------------------------------------------------------ what a kernel finds
 NAMES = """
-    PropagateNan abs arange associative_scan broadcast broadcast_to cast ceil clamp cos
-    device_assert device_print dot exp exp2 expand_dims fdiv floor fma full join log log2 max
-    maximum min minimum permute philox philox_impl rand4x randint4x randn4x range reduce reshape
-    sin softmax sort split sqrt static_assert sum to_tensor trans umulhi where zeros
+    PropagateNan abs arange associative_scan broadcast broadcast_to cast cat ceil clamp cos
+    device_assert device_print dot exp exp2 expand_dims fdiv floor fma full histogram
+    interleave join log log2 max maximum min minimum pair_uniform_to_normal permute philox
+    philox_impl rand4x randint4x randn4x range reduce reshape sin softmax sort split sqrt
+    static_assert sum swizzle2d to_tensor topk trans uint_to_uniform_float umulhi where zeros
 """
 OF_MEMORY = """
     advance atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
@@ -483,6 +515,9 @@ FUNCTIONS: dict[str, Any] = {
     **dtypes.NAMED,
     **dict.fromkeys(HINTS.split(), lambda input, values: input),
     **dict.fromkeys(("debug_barrier", "assume"), lambda *values, **options: None),
+    "add": lambda x, y, sanitize_overflow=True: to_tensor(x) + y,
+    "sub": lambda x, y, sanitize_overflow=True: to_tensor(x) - y,
+    "mul": lambda x, y, sanitize_overflow=True: to_tensor(x) * y,
     "argmax": index_of(np.argmax),
     "argmin": index_of(np.argmin),
     "cdiv": lambda x, div: (x + (div - 1)) // div,
@@ -505,6 +540,7 @@ FUNCTIONS: dict[str, Any] = {
     "randint": lambda seed, offset, n_rounds=10: randint4x(seed, offset, n_rounds)[0],
     "randn": lambda seed, offset, n_rounds=10: randn4x(seed, offset, n_rounds)[0],
     "ravel": lambda x, can_reorder=False: reshape(x, (x.numel,)),
+    "reduce_or": of_bits(np.bitwise_or.reduce),
     "rint": elementwise(np.rint),
     "rsqrt": elementwise(lambda a: 1 / np.sqrt(a)),
     "sigmoid": lambda x: 1 / (1 + exp(-x)),
@@ -516,13 +552,14 @@ FUNCTIONS: dict[str, Any] = {
     "tensor": Tile,
     "unsqueeze": expand_dims,
     "view": reshape,
+    "xor_sum": of_bits(np.bitwise_xor.reduce),
     "zeros_like": lambda input: zeros(input.shape, input.dtype),
 }
 METHODS = """
     abs argmax argmin atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg
     atomic_xor associative_scan broadcast_to cdiv ceil cos cumprod cumsum erf exp exp2 expand_dims
-    flip floor gather item log log2 max min permute ravel reduce reshape rsqrt sigmoid sin softmax
-    sort split sqrt sqrt_rn store sum trans unsqueeze view
+    flip floor gather histogram item log log2 max min permute ravel reduce reduce_or reshape rsqrt
+    sigmoid sin softmax sort split sqrt sqrt_rn store sum trans unsqueeze view xor_sum
 """
 MEMBERS: dict[str, Any] = {  # of tiles
     **{name: FUNCTIONS[name] for name in METHODS.split()},
