@@ -126,14 +126,13 @@ def cast(x: Any, kind: Any, fp_downcast_rounding: Any = None, bitcast: bool = Fa
     x = to_tensor(x)
     if "ptr" in kind.words:
         refuse("a cast to a pointer is not simulated; pass the tensor to the kernel")
-    if fp_downcast_rounding not in (None, "rtne"):
-        refuse(f"rounding by {fp_downcast_rounding!r} is not simulated; rtne, to nearest, is")
     if isinstance(x, Pointer):
         return x.to(kind)
     if x.dtype is kind:
         return x
     if not bitcast:
-        return Tile(dtypes.converted(x.a, x.dtype, kind), kind)
+        made = dtypes.converted(x.a, x.dtype, kind)
+        return Tile(toward_zero(made, x.a, kind) if fp_downcast_rounding == "rtz" else made, kind)
     if x.dtype.primitive_bitwidth != kind.primitive_bitwidth:
         refuse(f"{described(x)} has not as many bits as {kind}")
     bits = dtypes.encode(x.a, x.dtype)
@@ -361,6 +360,15 @@ def constant(x: Any, kind: dtype) -> Tile:
 def to_tensor(x: Any) -> Any:
     """A Python number as one at run time; tiles and pointers as they are."""
     return x if isinstance(x, Tile | Pointer) else constant(x, type_of_number(x))
+
+
+def toward_zero(rounded: Any, exact: Any, kind: dtype) -> Any:
+    """Of numbers that were rounded to the nearest, those that became larger, one step smaller."""
+    if kind is bfloat16:
+        bits = np.ascontiguousarray(exact, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32).reshape(exact.shape)[()]
+    larger = np.abs(np.float64(rounded)) > np.abs(np.float64(exact))
+    return np.where(larger, np.nextafter(rounded, kind.np(0)), rounded)[()]
 
 
 def promoted_integer(a: dtype, b: dtype) -> dtype:

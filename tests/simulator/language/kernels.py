@@ -418,6 +418,7 @@ for first, targets, source in [
     for target in targets.split():
         out = OTHER_NAMES.get(target) or getattr(torch, target), getattr(source, "shape", (16,))
         e(out, source, **{f"{first}_to_{target}": f"x.to(tl.{target})"})
+e(f16, f32, f32_to_float16_to_zero="x.to(tl.float16, fp_downcast_rounding='rtz')")
 e(i32, f32, bits_of_f32="x.to(tl.int32, bitcast=True)")
 e(f64, i64, f64_of_bits="tl.cast(x, tl.float64, bitcast=True)")
 e(bf16, SMALL.short() * 999, bf16_of_bits="x.to(tl.bfloat16, bitcast=True)")
