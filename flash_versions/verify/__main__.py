@@ -148,7 +148,13 @@ def compare_pairs(options: argparse.Namespace) -> int:
     """
     names, first = chosen(options), options.seed * PAIRS
     tasks: list[Task] = [(names[n % len(names)], first + n) for n in range(options.trials)]
-    found: dict[str, Any] = {"pairs": 0, "elements": 0, "differ": Counter(), "failed": []}
+    found: dict[str, Any] = {
+        "suite": "simulated pairs" if options.simulate else "pairs",
+        "pairs": 0,
+        "elements": 0,
+        "differ": Counter(),
+        "failed": [],
+    }
     for (name, _), answer in tried("pairs", tasks, workers(options), options):
         found["pairs"] += answer["outcome"] != "not tried"
         found["elements"] += answer.get("elements", 0)
