@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer.model.kernels.gemm.gemm import Norm, in_one_dtype, product
+from transformer.model.kernels.gemm.gemm import Norm, check, in_one_dtype, product
 
 
 def norm_linear(
@@ -135,5 +135,6 @@ def norm_of(
             )
     whole, half = folded
     if whole is None:
+        check(x, weight, up=up)
         whole, half = fold(norm_weight, weight), None if up is None else fold(norm_weight, up)
     return Norm(norm_weight, eps, (whole, half))
