@@ -77,6 +77,7 @@ def train(
         say(f"continuing at step {trainer.step}")
     else:
         best, extent = evaluate(trainer, run, -math.inf, seconds, watch)
+    del state  # its file is to be replaced
     started = time.perf_counter() - seconds
     quiet = 0
     while trainer.step < settings.steps:

@@ -174,5 +174,5 @@ class Trainer:
         """Go back to a state."""
         restore_training(self.policy.model, self.learner.optimizer, state)
         self.step = int(state["step"])
-        self._mean = {name: mean.to(self.device) for name, mean in state["mean"].items()}
+        self._mean = {name: x.to(self.device, copy=True) for name, x in state["mean"].items()}
         self.source.restore(state)

@@ -300,7 +300,7 @@ def restore_training(
     shaped = dict(enumerate(parameters.values()))  # the optimiser numbers them
     moments = {
         number: {
-            name: _spread_like(x, shaped[number]) if x.shape == shaped[number].shape else x
+            name: _spread_like(x, shaped[number]) if x.shape == shaped[number].shape else x.clone()
             for name, x in kept.items()
         }
         for number, kept in state["optimizer"]["state"].items()
@@ -312,7 +312,7 @@ def _spread_like(x: Tensor, like: Tensor) -> Tensor:
     """A whole tensor on the device of another, spread over the ranks as that is; each rank has all
     of it.
     """
-    x = x.to(like.device)
+    x = x.to(like.device, copy=True)  # of a file that is to be replaced
     if not isinstance(like, DTensor):
         return x
     return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
@@ -358,7 +358,7 @@ def write_state(path: Path, state: dict[str, Any], world: World) -> None:
 
 def read_state(path: Path) -> dict[str, Any] | None:
     """The state that `write_state` wrote, for `restore_training`; None if there is none. Its
-    tensors stay in the file until they are needed, so several ranks hold them once.
+    tensors stay in the file until they are copied, so several ranks hold them once.
     """
     if not path.exists():
         return None

@@ -1,6 +1,7 @@
 """Training: one step against transformers and torch, resuming to the bit, what a run leaves."""
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -116,6 +117,16 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, killed_at):
     assert [record["step"] for record in log] == [1, 2, 3, 4, 5, 6, 7]
     for name, weight in weights.items():
         assert torch.equal(weight, resumed_weights[name]), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are mapped")
+def test_a_resumed_run_does_not_hold_its_state_file(tmp_path):
+    """Windows replaces no file that is mapped, and elsewhere its space would stay in use."""
+    run(tmp_path / "run", stop_before=4)
+    resumed = Training(recipe(), tmp_path / "run", CPU)
+    gc.collect()
+    assert resumed.step == 3
+    assert str(tmp_path / "run") not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.slow
