@@ -61,14 +61,14 @@ class Answers:
             return
         self.partial = partial_of(output)
         header = sha256(repr(run).encode()).hexdigest() + "\n"
-        kept = (self.partial.exists() and self.partial.read_text(encoding="utf-8")) or header
-        if not kept.startswith(header):
+        kept = (self.partial.exists() and self.partial.read_bytes()) or header.encode()
+        # A line that a kill cut off, perhaps within a character, has no end and is answered again.
+        whole = kept[: kept.rfind(b"\n") + 1].decode("utf-8", "replace")
+        if not whole.startswith(header):
             raise ValueError(
                 f"{self.partial} holds the answers of an unfinished run with other prompts or"
                 " options; repeat its command, delete it, or use another --output"
             )
-        # A line that a kill cut off has no end and is answered again.
-        whole = kept[: kept.rindex("\n") + 1]
         self.given = whole.count("\n") - 1  # the first line names the run
         with writing(output):
             self.partial.write_text(whole, encoding="utf-8")

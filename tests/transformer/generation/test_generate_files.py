@@ -88,7 +88,8 @@ def test_an_interrupted_file_is_continued(command, questions, tmp_path, monkeypa
         assert code == 130 and "2 of 5 answers are kept in" in err
     assert not output.exists()
     partial = tmp_path / ".answers.jsonl.partial"
-    partial.write_text(partial.read_text() + '{"prompt": "cut o')  # as a kill leaves it
+    cut = '{"prompt": "cut within é'.encode()[:-1]  # as a kill leaves it
+    partial.write_bytes(partial.read_bytes() + cut)
     batches = interrupted_in_batch(monkeypatch, 0)
     code, _, err = command(*given)
     assert code == 0 and "continuing after 2 of 5 answers" in err
