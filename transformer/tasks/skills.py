@@ -35,6 +35,8 @@ from transformer.tasks.phrases import (
 from transformer.tasks.task import Slip, Task
 from transformer.tasks.unknown import anything, some_word
 
+DISTANCE = re.compile("how far|distance", re.IGNORECASE)  # which is never below zero
+
 
 def columns(a: int, b: int) -> list[tuple[int, int]]:
     """The digits of two numbers in pairs, from the right, zeros before the shorter one."""
@@ -143,9 +145,9 @@ class Subtract(Columns):
         return (min(a, b), max(a, b)) if below else (max(a, b), min(a, b))
 
     def question(self, rng: Random, a: int, b: int) -> str:
-        """Ask for the result; no distance is below zero."""
+        """Ask for the result."""
         question = super().question(rng, a, b)
-        while a < b and re.search("how far|distance", question, re.IGNORECASE):
+        while a < b and DISTANCE.search(question):
             question = super().question(rng, a, b)
         return question
 
@@ -230,7 +232,10 @@ class Spelled(Restated):
             texts = [text.title() if change < 0.1 else text.upper() for text in texts]
         elif change < 0.27:
             texts[0] = mistype(rng, texts[0])
-        return say(rng, PATTERNS[name], a=texts[0], b=texts[1])
+        question = say(rng, PATTERNS[name], a=texts[0], b=texts[1])
+        while name == "subtract" and a < b and DISTANCE.search(question):
+            question = say(rng, PATTERNS[name], a=texts[0], b=texts[1])
+        return question
 
     def answer(self, name: str, a: int, b: int) -> str:
         """Work it out."""

@@ -168,6 +168,14 @@ def test_a_number_in_words_is_that_number():
     assert words == {*VALUES, "hundred", "thousand", "and", "a"}
 
 
+def test_nobody_asks_for_a_distance_below_zero():
+    rng, task, far = Random(0), TASKS["spelled"], re.compile("how far|distance", re.IGNORECASE)
+    drawn = (task.arguments(rng) for _ in range(4000))
+    asked = [(task.question(rng, *given), *given) for given in drawn if given[0] == "subtract"]
+    assert any(far.search(text) for text, _, a, b in asked if a >= b)
+    assert not any(far.search(text) for text, _, a, b in asked if a < b)
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("held_out", [False, True], ids=["training", "held out"])
 def test_the_careful_teacher_is_right(name, held_out):
