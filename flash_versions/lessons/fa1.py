@@ -31,7 +31,7 @@ import torch
 import triton
 import triton.language as tl
 
-FEATURES = ("causal", "grouped_heads")
+FEATURES = ("causal", "grouped_heads", "kv_lengths")
 TILES = {64: (128, 64, 4, 2), 128: (64, 64, 4, 3)}  # by head_dim, the fastest on an H200
 
 
@@ -88,7 +88,7 @@ def fold_block(
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
     q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, scale, q_length, kv_length,
-    heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    lengths, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence. Programs of a head have neighbouring
@@ -97,6 +97,8 @@ def forward_kernel(
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = place % tiles
     head, sequence = (place // tiles) % heads, place // tiles // heads
+    if lengths is not None:  # this sequence has fewer keys
+        kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k = head_of(k, k_strides, sequence, head // GROUP, kv_length)
     v = head_of(v, v_strides, sequence, head // GROUP, kv_length)
 
@@ -147,7 +149,7 @@ def forward(request):
     programs = triton.cdiv(q_length, block_q) * heads * batch
     forward_kernel[programs,](
         q, k, v, o, lse, q.stride(), k.stride(), v.stride(), o.stride(),
-        request.scale, q_length, k.shape[1], heads, request.window_right == 0,
+        request.scale, q_length, k.shape[1], request.kv_lengths, heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
     return o, lse

@@ -34,9 +34,26 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.lessons.fa1 import head_of, load_rows, row_pointers
-
 TILES = {64: (128, 64, 8), 128: (32, 64, 8)}  # by head_dim: 80 KB of shared memory or less
+
+
+@triton.jit
+def head_of(x, strides, sequence, head, length):
+    """A head of a (batch, length, heads, DIM) tensor: its address, the stride of rows, length."""
+    start = x + sequence.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2]
+    return start, strides[1], length
+
+
+@triton.jit
+def row_pointers(x, row, DIM: tl.constexpr):
+    """Where rows of a head are: pointers (rows, DIM)."""
+    return x[0] + row.to(tl.int64)[:, None] * x[1] + tl.arange(0, DIM)[None, :]
+
+
+@triton.jit
+def load_rows(x, row, DIM: tl.constexpr):
+    """Rows of a head as a (rows, DIM) tile; those past the length read as 0."""
+    return tl.load(row_pointers(x, row, DIM), mask=(row < x[2])[:, None], other=0.0)
 
 
 @triton.jit
@@ -79,12 +96,14 @@ def fold_queries(
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def backward_kernel(
     q, k, v, o, do, dq, dk, dv, lse, dlse, q_strides, k_strides, v_strides, o_strides, do_strides,
-    dq_strides, dk_strides, scale, q_length, kv_length, kv_heads,
+    dq_strides, dk_strides, scale, q_length, kv_length, lengths, kv_heads,
     CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each key head and sequence: it alone writes the gradients of its heads."""
     kv_head, sequence = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
+    if lengths is not None:  # this sequence has fewer keys
+        kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k = head_of(k, k_strides, sequence, kv_head, kv_length)
     v = head_of(v, v_strides, sequence, kv_head, kv_length)
     dk = head_of(dk, dk_strides, sequence, kv_head, kv_length)
@@ -131,7 +150,7 @@ def backward(request, o, lse, do, dlse):
     backward_kernel[batch * kv_heads,](
         q, k, v, o, do, dq, dk, dv, lse, dlse, q.stride(), k.stride(), v.stride(), o.stride(),
         do.stride(), dq.stride(), dk.stride(), request.scale, q_length, kv_length,
-        kv_heads, request.window_right == 0, request.group, head_dim,
+        request.kv_lengths, kv_heads, request.window_right == 0, request.group, head_dim,
         block_q, block_kv, num_warps=num_warps, num_stages=1
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv

@@ -28,9 +28,27 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.lessons.fa2 import LOG2E, head_of, load_rows, row_pointers
-
 TILES = {64: (128, 64), 128: (64, 64)}  # BLOCK_Q, BLOCK_KV by head_dim, the fastest on an H200
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def head_of(x, strides, sequence, head, length):
+    """A head of a (batch, length, heads, DIM) tensor: its address, the stride of rows, length."""
+    start = x + sequence.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2]
+    return start, strides[1], length
+
+
+@triton.jit
+def row_pointers(x, row, DIM: tl.constexpr):
+    """Where rows of a head are: pointers (rows, DIM)."""
+    return x[0] + row.to(tl.int64)[:, None] * x[1] + tl.arange(0, DIM)[None, :]
+
+
+@triton.jit
+def load_rows(x, row, DIM: tl.constexpr):
+    """Rows of a head as a (rows, DIM) tile; those past the length read as 0."""
+    return tl.load(row_pointers(x, row, DIM), mask=(row < x[2])[:, None], other=0.0)
 
 
 @triton.jit
@@ -78,14 +96,16 @@ def fold_queries(i, dk, dv, k_tile, v_tile, k_pos, queries, offset, scale, BLOCK
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def dkdv_kernel(
     q, k, v, do, lse, delta, dk, dv, q_strides, k_strides, v_strides, do_strides, d_strides, scale,
-    q_length, kv_length, kv_heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q_length, kv_length, lengths, kv_heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each block of keys, key head and sequence. The first keys are seen by the
     most queries, so their programs begin.
     """
     place, tiles = tl.program_id(0), tl.cdiv(kv_length, BLOCK_KV)
     tile, head, sequence = place % tiles, place // tiles % kv_heads, place // tiles // kv_heads
+    if lengths is not None:  # this sequence has fewer keys
+        kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k_pos = tile * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(head_of(k, k_strides, sequence, head, kv_length), k_pos, DIM)
     v_tile = load_rows(head_of(v, v_strides, sequence, head, kv_length), k_pos, DIM)
@@ -126,13 +146,15 @@ def fold_keys(j, dq, queries, last_key, k, v, scale, BLOCK_KV: tl.constexpr):
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def dq_kernel(
     q, k, v, do, lse, delta, dq, q_strides, k_strides, v_strides, do_strides, d_strides, scale,
-    q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q_length, kv_length, lengths, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence, as in the forward."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
     head, sequence = (place // tiles) % heads, place // tiles // heads
+    if lengths is not None:  # this sequence has fewer keys
+        kv_length = tl.maximum(tl.minimum(tl.load(lengths + sequence), kv_length), 0).to(tl.int32)
     k = head_of(k, k_strides, sequence, head // GROUP, kv_length)
     v = head_of(v, v_strides, sequence, head // GROUP, kv_length)
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -164,7 +186,7 @@ def backward(request, o, lse, do, dlse):
     lse = lse.masked_fill(lse.isinf(), torch.inf)
     given = q, k, v, do, lse, delta
     strides = q.stride(), k.stride(), v.stride(), do.stride()
-    sizes = request.scale, q_length, kv_length
+    sizes = request.scale, q_length, kv_length, request.kv_lengths
     constants = request.window_right == 0, request.group, head_dim, block_q, block_kv
     dkdv_kernel[triton.cdiv(kv_length, block_kv) * kv_heads * batch,](
         *given, dk, dv, *strides, dk.stride(), *sizes, kv_heads, *constants, num_stages=2

@@ -347,7 +347,8 @@ show_plain("fa1", "forward_kernel")
 # * A program works on one tile of **queries**. `load_rows` computes the addresses of a tile, as you have just seen, and
 #   leaves out rows behind the end.
 # * The first dimension of a tensor, the batch, counts *sequences*. `head_of` finds one head of one sequence: where it
-#   begins in memory, the stride between neighbours, and its length. `row` has the positions of the tile's queries.
+#   begins in memory, the stride between neighbours, and its length. (`lengths` is for sequences that have a number of
+#   keys of their own.) `row` has the positions of the tile's queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile sees. The
 #   loop visits these blocks one after the other.
 # * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest score of each
