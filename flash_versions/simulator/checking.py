@@ -3,7 +3,8 @@
 Inside of `Watch.watching()`, the memory of the tensors that this thread's launches take is watched.
 An access outside of a tensor, of an element that nothing wrote, or to what another program accesses
 without an atomic operation between is an error that names the element. Lanes whose mask is false
-and that have no `other` are NaN; of integers, a number far outside.
+and that have no `other` are NaN; of integers, a number far outside. In Gluon, accesses of shared
+memory that no barrier orders are errors, too: see `gluon/hazards.py`.
 """
 
 import itertools
@@ -17,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from flash_versions.simulator.dtypes import dtype
 from flash_versions.simulator.errors import AccessError
-from flash_versions.simulator.memory import Memory, first_of
+from flash_versions.simulator.memory import Memory
 from flash_versions.simulator.state import here
 
 NOBODY, SEVERAL = -1, -2
+PARTITIONS = 16  # of a program, at most: who stores what is numbered by programs and partitions
 ALLOCATE = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
 # What a launch asks of a tensor; none of it touches the elements.
 ASK = frozenset((
@@ -36,8 +38,8 @@ class Seen:
     Attributes:
         loads, stores: how many elements were accessed.
         written: whether something wrote each; None of what was given with its values.
-        writer, reader, stored_at: which program stored or loaded each last, in this launch, and
-            when.
+        writer, reader, stored_at: who stored or loaded each last, in this launch, and when.
+        epochs: partition -> the time on its clock at its last store (see `gluon/hazards.py`).
     """
 
     def __init__(self, number: int, fresh: bool) -> None:
@@ -46,6 +48,7 @@ class Seen:
 
     def begin(self) -> None:
         """Forget which programs accessed what: those of one launch end before the next begins."""
+        self.epochs: dict[Any, int] = {}
         self.writer, self.reader, self.stored_at = np.full((3, self.number), NOBODY)
 
 
@@ -119,8 +122,13 @@ def laid_out(line: np.ndarray, x: torch.Tensor) -> torch.Tensor:
 
 
 def strangers(who: Any) -> Any:
-    """Which of the programs that were at elements are not the one that runs."""
-    return (who != NOBODY) & (who != here.program.number)
+    """Which of these who were at an element belong to another program."""
+    return (who != NOBODY) & (who // PARTITIONS != here.program.number)
+
+
+def first_of(values: Any, chosen: Any) -> int:
+    """The first of these that is chosen."""
+    return int(np.asarray(values)[np.asarray(chosen)].reshape(-1)[0])
 
 
 class WatchedMemory(Memory):
@@ -132,7 +140,7 @@ class WatchedMemory(Memory):
 
     def __init__(self, watch: Watch, tensor: torch.Tensor, kind: dtype, name: str) -> None:
         super().__init__(tensor, kind, watch.names.get(tensor.untyped_storage().data_ptr(), name))
-        self.watch = watch
+        self.watch, self.tensor = watch, tensor
         self.is_input, self.own = self.address in watch.names, None
         if tensor.numel() != self.data.size or not tensor.is_contiguous():
             self.own = np.zeros(self.data.size, bool)
@@ -147,11 +155,37 @@ class WatchedMemory(Memory):
         self.seen.begin()
         watch.atomics.clear()
 
+    def element(self, offset: int) -> str:
+        """An element by name, such as "o[3, 0]"."""
+        x, index = self.tensor, [0] * self.tensor.ndim
+        left: Any = int(offset) - x.storage_offset()
+        for axis in sorted(range(x.ndim), key=x.stride, reverse=True):
+            if x.stride(axis) and x.shape[axis] > 1:
+                index[axis], left = divmod(left, x.stride(axis))
+        return f"{self.name}{index}"
+
     def check(self, offset: Any, what: str) -> None:
         """Refuse an access outside of the tensor."""
-        super().check(offset, what)
-        if self.own is not None and not (own := self.own[offset]).all():
-            self.refuse(offset, ~own, what)
+        if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
+            self.refuse(first_of(offset, (offset < 0) | (offset >= self.data.size)), what)
+        elif self.own is not None and not (own := self.own[offset]).all():
+            self.refuse(first_of(offset, ~own), what)
+
+    def refuse(self, first: int, what: str) -> None:
+        """Name an element that is none of the tensor's."""
+        x, place = self.tensor, first - self.tensor.storage_offset()
+        size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
+        shape, said = " x ".join(map(str, x.shape)) or "1", f"a {what} goes"
+        if 0 <= place < size:
+            raise AccessError(
+                f"{said} outside of {self.name}, {place} elements behind its begin: it is not "
+                f"contiguous, its strides are {list(x.stride())} ({shape} elements)"
+            )
+        raise AccessError(
+            f"{said} to element {place} of {self.name}, which has {x.numel()} ({shape}): "
+            f"{'past the end' if place >= 0 else 'before the begin'}, so it needs another mask or "
+            "address"
+        )
 
     def load(self, offset: Any, valid: Any = None) -> Any:
         """See `Memory.load`."""
@@ -171,15 +205,15 @@ class WatchedMemory(Memory):
         self.check_written(offset, "read")
         if self.is_input or here.program.grid == (1, 1, 1):
             return
-        writer, reader = seen.writer[offset], seen.reader[offset]
+        writer, reader, own = seen.writer[offset], seen.reader[offset], number * PARTITIONS
         others = strangers(writer)
         if others.any() and not self.ordered(offset[others], np.asarray(writer)[others]):
             raise AccessError(
                 f"program {number} reads {self.element(first_of(offset, others))}, which program "
-                f"{first_of(writer, others)} stores: on a GPU either may come first; only an "
-                "atomic operation of both between tells"
+                f"{first_of(writer, others) // PARTITIONS} stores: on a GPU either may come first; "
+                "only an atomic operation of both between tells"
             )
-        seen.reader[offset] = np.where(strangers(reader), SEVERAL, number)
+        seen.reader[offset] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
 
     def check_written(self, offset: Any, what: str) -> None:
         """Refuse that something is done with what nothing wrote."""
@@ -191,7 +225,7 @@ class WatchedMemory(Memory):
     def ordered(self, offset: Any, writer: Any) -> bool:
         """Whether atomic operations of both programs lie between stores and a load of this one."""
         atomics, stored = self.watch.atomics, self.seen.stored_at[offset]
-        released = np.array([atomics.get(x, -1) for x in writer.tolist()])
+        released = np.array([atomics.get(x // PARTITIONS, -1) for x in writer.tolist()])
         now = atomics.get(here.program.number, -1)
         return bool((released > stored).all() and (now > stored).all())
 
@@ -204,12 +238,12 @@ class WatchedMemory(Memory):
     def note_store(self, offset: Any) -> None:
         """Refuse to store to an input, or where another program loads or stores."""
         self.check_changes("a store")
-        seen, program = self.seen, here.program
+        seen, program, partition = self.seen, here.program, here.partition
         seen.stores += offset.size
-        if program.grid != (1, 1, 1):
+        if program.grid != (1, 1, 1) or partition is not None:
             for kind, who in (("stores", seen.writer[offset]), ("reads", seen.reader[offset])):
                 if (others := strangers(who)).any():
-                    other = first_of(who, others)
+                    other = first_of(who, others) // PARTITIONS
                     which = f"program {other}" if other >= 0 else "another program"
                     begin = "two programs store" if kind == "stores" else "a program stores"
                     raise AccessError(
@@ -217,10 +251,25 @@ class WatchedMemory(Memory):
                         f"{program.number} stores it, and {which} {kind} it, too; on a GPU either "
                         "may come first"
                     )
-            seen.writer[offset] = program.number
+            index = 0
+            if partition is not None:
+                self.check_partitions(offset)
+                index, seen.epochs[partition] = partition.index, partition.clock[partition]
+            seen.writer[offset] = program.number * PARTITIONS + index
             seen.stored_at[offset] = self.watch.tick()
         if seen.written is not None:
             seen.written[offset] = True
+
+    def check_partitions(self, offset: Any) -> None:
+        """Refuse to store where another partition has, if no barrier says that this comes later."""
+        partition, epochs, writer = here.partition, self.seen.epochs, self.seen.writer[offset]
+        for one in here.program.partitions:
+            same = writer == here.program.number * PARTITIONS + one.index
+            if same.any() and partition is not one and partition.clock.get(one, 0) < epochs[one]:
+                raise AccessError(
+                    f"two partitions store {self.element(first_of(offset, same))}: {partition} and "
+                    f"{one}; either may come first"
+                )
 
     def check_changes(self, what: str) -> None:
         """Refuse to change an input."""

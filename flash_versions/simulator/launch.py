@@ -98,10 +98,11 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
             if getattr(kernel, "is_gluon", bool)():
                 run_grid(run, sizes, (), warps)
             else:
+                here.may_be_dry = here.checking
                 for z, y, x in itertools.product(*map(range, reversed(sizes))):
                     here.program, here.partition = Program((x, y, z), sizes), None
                     run()
-                    here.checking = False
+                    here.checking = here.may_be_dry = False
         if not here.trusts:
             checked[key] = checked.get(key, 0) + 1 if here.unsure[0] else SURE
     except (CompileError, AccessError, AssertionError) as error:
@@ -114,7 +115,8 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
         raise CompileError(f"{place(error, function.file)}{reason(error)}") from error
     finally:
         here.program, here.partition = outer
-        here.checking, here.dry = False, 0
+        here.checking = here.may_be_dry = False
+        here.dry = 0
 
 
 CHECKS = 3  # launches that are checked where loops have too few steps to be sure, unless watched

@@ -26,56 +26,29 @@ EVICTION = "", "evict_first", "evict_last", "evict_normal"
 PADDING = {"": None, "zero": 0, "nan": float("nan")}
 
 
-def first_of(values: Any, chosen: Any) -> int:
-    """The first of these that is chosen."""
-    return int(np.asarray(values)[np.asarray(chosen)].reshape(-1)[0])
-
-
 class Memory:
     """The storage of a tensor, as a line of elements.
 
     Attributes:
         data: the elements as they are in memory.
         address: in bytes, of the first.
-        tensor, name: of the kernel's parameter.
+        name: of the kernel's parameter.
     """
 
     def __init__(self, tensor: torch.Tensor, kind: dtype, name: str = "a tensor") -> None:
-        storage, self.tensor = tensor.untyped_storage(), tensor
+        storage = tensor.untyped_storage()
         self.address, self.name, self.kind = storage.data_ptr(), name, kind
         line = tensor.detach().as_strided((storage.nbytes() // kind.itemsize,), (1,), 0)
         self.data: np.ndarray = (line.view(BITS[kind.itemsize]) if kind.round else line).numpy()
 
-    def element(self, offset: int) -> str:
-        """An element by name, such as "o[3, 0]"."""
-        x, index = self.tensor, [0] * self.tensor.ndim
-        left: Any = int(offset) - x.storage_offset()
-        for axis in sorted(range(x.ndim), key=x.stride, reverse=True):
-            if x.stride(axis) and x.shape[axis] > 1:
-                index[axis], left = divmod(left, x.stride(axis))
-        return f"{self.name}{index}"
-
     def check(self, offset: Any, what: str) -> None:
         """Refuse a "load" or a "store" outside of the storage."""
         if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
-            self.refuse(offset, (offset < 0) | (offset >= self.data.size), what)
-
-    def refuse(self, offset: Any, outside: Any, what: str) -> None:
-        """Name the first element of an access that is none of the tensor's."""
-        x = self.tensor
-        place = first_of(offset, outside) - x.storage_offset()
-        size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
-        shape, said = " x ".join(map(str, x.shape)) or "1", f"a {what} goes"
-        if 0 <= place < size:
+            bad = offset[(offset < 0) | (offset >= self.data.size)].reshape(-1)[0]
             raise AccessError(
-                f"{said} outside of {self.name}, {place} elements behind its begin: it is not "
-                f"contiguous, its strides are {list(x.stride())} ({shape} elements)"
+                f"a {what} goes to element {bad} of {self.name}, which has {self.data.size}: it "
+                "needs another mask or address"
             )
-        raise AccessError(
-            f"{said} to element {place} of {self.name}, which has {x.numel()} ({shape}): "
-            f"{'past the end' if place >= 0 else 'before the begin'}, so it needs another mask or "
-            "address"
-        )
 
     def load(self, offset: Any, valid: Any = None) -> Any:
         """Elements, as they are computed; of lanes that are not valid, any."""

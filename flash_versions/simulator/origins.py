@@ -97,7 +97,8 @@ def born(births: dict[Place, Birth], bad: Any, type: str, file: str, kind: str) 
             name = "load without other"
         if operands and isinstance(operands[0], Pointer):
             memory, offset = operands[0].memory, at(operands[0], first, shape)
-            element = memory.name if offset is None else memory.element(offset)
+            is_named = offset is not None and hasattr(memory, "element")
+            element = memory.element(offset) if is_named else memory.name
         births[place] = Birth(place[0], text_of(file, place), name, type, values, element)
     return place
 

@@ -30,13 +30,9 @@ class Here(threading.local):
     partition: Any = None
     checking: bool = False  # whether this is the first program of a kernel with such arguments
     trusts: bool = False  # whether no program is checked
+    may_be_dry: bool = False  # whether then what is not run is looked at, too
     unsure = [False]  # whether a loop had too few steps to be checked; of all threads
     dry: int = 0  # how many steps and branches around are only looked at: none loads or stores
-
-    @property
-    def may_be_dry(self) -> bool:
-        """Whether what is not run is looked at, too: not in Gluon, where partitions would wait."""
-        return self.checking and self.partition is None
 
 
 here = Here()

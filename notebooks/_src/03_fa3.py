@@ -504,8 +504,8 @@ say(attend.explained())
 
 # %% [markdown]
 # The simulator runs the kernel for Hopper, too; `flash_versions/simulator/gluon` is its half for Gluon. It lets the
-# roles take turns in a drawn order. Where a wait is missing, it names the access that no barrier orders, whatever the
-# order, and the test fails.
+# roles take turns, and finishes copies and products as late as the hardware might. A kernel with a missing wait then
+# computes wrong numbers, or the simulator names the access that comes too early, and the test fails.
 
 # %% [markdown]
 # ## What the compiler made of it

@@ -510,7 +510,7 @@ checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in f
 # ## Roles with states
 #
 # FA4's kernel for Hopper divides its warps into three roles that meet at barriers: a loader, two or three consumers,
-# and a storer. Each role goes from state to state; the kernel's text enters a state by name, with `trace.enter(...)`.
+# and a storer. Each role goes from state to state; the kernel's text enters a state by name, with `enter(...)`.
 
 # %% tags=["hide-input"]
 for role in roles.ROLES:

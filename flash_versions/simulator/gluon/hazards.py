@@ -38,10 +38,6 @@ def share(x, y):
     return x is y or (overlap(x, y) and np.shares_memory(x.data, y.data))
 
 
-class Unfilled(AccessError):
-    """A tile is read that is not known to be filled."""
-
-
 class Access:
     """Of a tile by the partition that runs: over for whose clock has `time` of `key`; never yet if
     time is None.
@@ -65,19 +61,23 @@ class Fill(Access):
     Attributes:
         barrier: that tells of it, if TMA fills; waited: that its filler has waited for last.
         earlier: the partitions that have read what was there before.
+        guards: the barriers that the filler has waited for since its last fill by TMA; arrived:
+            partition -> those at which it has arrived since: at all when it needs the tile no more.
     """
 
-    def __init__(self, tile, key, time, barrier):
+    def __init__(self, tile, key, time, barrier, guards):
         super().__init__(tile, key, time)
-        self.barrier, self.waited = barrier, here.partition.waited
-        self.reads, self.earlier = [], set()
+        self.barrier, self.waited, self.guards = barrier, here.partition.waited, guards
+        self.reads, self.earlier, self.arrived = [], set(), {}
 
 
 def fill(tile, barrier=None):
     """The partition that runs writes a tile, or has TMA do so, which a barrier is told of. Returns
-    the clock of what has happened before the fill is there.
+    the clock of what has happened before the fill is there; None if accesses are not watched.
     """
     partition, fills = here.partition, here.program.fills
+    if fills is None:
+        return None
     old = [x for x in fills if share(x.tile, tile)]
     for fill in old:
         for read in fill.reads:
@@ -89,7 +89,7 @@ def fill(tile, barrier=None):
                 f"{fill.partition} in {fill.line} has landed and been read, without waiting "
                 f"for who reads it{stale(partition)}"
             )
-    clock, key = dict(partition.clock), partition
+    clock, key, guards = dict(partition.clock), partition, frozenset()
     if barrier is not None:
         # None is asked of Blackwell's kernels, which have tensor memory.
         initialised = (x.initialised for x in here.program.partitions)
@@ -100,7 +100,8 @@ def fill(tile, barrier=None):
             )
         key = tile.low, tile.high
         clock[key] = partition.machine.tick()
-    made = Fill(tile, key, clock[key], barrier)
+        guards, partition.waits = frozenset(partition.waits), []
+    made = Fill(tile, key, clock[key], barrier, guards)
     for fill in old:
         made.earlier |= {x.partition for x in fill.reads}
         if tile.low <= fill.tile.low and fill.tile.high <= tile.high:
@@ -109,15 +110,35 @@ def fill(tile, barrier=None):
     return clock
 
 
-def read(tile, key=None, time=0):
+def release(barrier, partition):
+    """A partition arrives at a barrier, which may tell that it has read a tile."""
+    for fill in (x for x in partition.program.fills if barrier in x.guards):
+        arrived = fill.arrived.setdefault(partition, set())
+        arrived.add(barrier)
+        for read in fill.reads:
+            if arrived == fill.guards and read.partition is partition and read.time is None:
+                raise AccessError(
+                    f"{fill.tile} is released before it is read: {partition} arrives at "
+                    f"{barrier} while the product that reads the tile ({read.line}) is in "
+                    "flight, because no warpgroup_mma_wait has waited for it yet"
+                )
+
+
+def read(tile, key=None, time=0, product=None):
     """The partition that runs reads a tile now; until something of `key` happens, if time is
-    None or that of a queue.
+    None or that of a queue. A product of Hopper's may read anything, if its result is not used.
     """
-    partition = here.partition
-    found = [x for x in here.program.fills if share(x.tile, tile)]
+    partition, fills = here.partition, here.program.fills
+    if fills is None:
+        return None
+    found = [x for x in fills if share(x.tile, tile)]
     late = [x for x in found if not x.is_over(partition.clock)]
-    if late or not found:
-        raise Unfilled(unfilled(tile, late[0] if late else None, partition))
+    gone = [x for x in found if x.guards and x.guards == x.arrived.get(partition)]
+    if late or gone or not found:
+        wrong = unfilled(tile, (late or gone or [None])[0], partition, bool(late))
+        if product is None:
+            raise AccessError(wrong)
+        product.torn, found = product.torn or wrong, []
     read = Access(tile, key or partition, time if key else partition.clock[partition])
     for fill in found:
         fill.reads.append(read)
@@ -127,10 +148,10 @@ def read(tile, key=None, time=0):
 def too_early(fill, read, partition):
     """What is said of a tile that is filled again while it may still be read."""
     filler, reader, barrier = partition, read.partition, partition.waited
-    if few := too_few(barrier, {x.partition for x in fill.reads}):
+    if read.partition is partition:
+        why = "no warpgroup_mma_wait has waited for the product that reads it"
+    elif few := too_few(barrier, {x.partition for x in fill.reads}):
         why = few
-    elif read.time is None:
-        why = "the product or the TMA store that reads it is in flight: nothing has waited for it"
     elif barrier is not None and partition.clock.get(read.partition, 0) and partition.stale is None:
         why = (
             f"{filler} has waited for {barrier}, and the last arrival of {reader} "
@@ -144,13 +165,18 @@ def too_early(fill, read, partition):
     )
 
 
-def unfilled(tile, fill, partition):
-    """What is said of a tile that is read before it is known to be filled.
+def unfilled(tile, fill, partition, is_late):
+    """What is said of a tile that is read before it is known to be filled, or behind its release.
 
     Args:
-        fill: that is late, or None if there is none.
+        fill: that is late, or whose tile was released; None if there is none.
     """
     name, reader = f"{tile}", partition
+    if fill and not is_late:
+        return (
+            f"{name} is released before it is read: {reader} has arrived at "
+            f"{min(fill.guards, key=id)}, and reads the tile behind that"
+        )
     if fill and partition not in fill.earlier and partition.clock.get(fill.key, 0):
         few = too_few(fill.waited, fill.earlier | {partition})
         return (

@@ -2,9 +2,10 @@
 
 A partition of warps has a thread, but only one runs at a time, and wherever it meets another one it
 is drawn who goes on: nothing is timed, the same seed gives the same order, and a dead-lock is seen
-at once. Hardware may be fast or slow; an `Order` says which of these freedoms a run takes. What no
-barrier orders in shared memory is found in every order, see `hazards`. A store reads its tile when
-that is waited for, and reaches memory then, or late: when that is waited for or the warps end.
+at once. Hardware may be fast or slow; an `Order` says which of these freedoms a run takes. Late
+loads find a partition that does not wait for `full`; late products, which read their tiles when
+they are waited for, find one that gives a tile back too early. A store reads its tile when that is
+waited for, and reaches memory then, or late: when that is waited for or the warps end.
 
 Not simulated: layouts, registers, speed. A missing fence is noticed only before a TMA store or a
 product, and, with `loads_need_fences`, where TMA fills what was read.
@@ -95,15 +96,15 @@ class Machine:
     Attributes:
         partitions: those that have not ended.
         file: that the kernel is in.
-        able: partitions, and loads and products on their way, that can go on; late: those that do
-            only when none of these is left.
+        able: partitions, and loads and products on their way, that can go on; patient: those that
+            do when none of these is left; late: those that do only then when nobody else can.
         polling: (function, partition that waits until it is true).
     """
 
     def __init__(self, file=""):
         self.options, self.file = options.get(), file
         self.random = random.Random(self.options.order.seed).random
-        self.partitions, self.able, self.late, self.polling = [], [], [], []
+        self.partitions, self.able, self.patient, self.late, self.polling = [], [], [], [], []
         self.threads, self.error, self.turns = [], None, 0
         self.tick = itertools.count(1).__next__  # the next cycle: no two events are of one
         self.memory, self.checking = here.memory, here.checking
@@ -138,7 +139,7 @@ class Machine:
             for x in [x for x in self.polling if x[0]()]:
                 self.polling.remove(x)
                 self.able.append(x[1])
-            among = self.able or self.late
+            among = self.able or self.patient or self.late
             if not among:
                 self.fail(Deadlock(report.deadlock(self.partitions)))
                 raise Stopped
@@ -199,14 +200,15 @@ class Program:
         named_barriers: those with arrivals, by number.
         queue: products of Blackwell's tensor cores that are not computed yet, in order.
         columns: of tensor memory that are allocated.
-        fills: what is in tiles of shared memory, see `hazards`.
+        fills: what is in tiles of shared memory, see `hazards`; None if that is not watched.
     """
 
     def __init__(self, machine, number, grid):
         self.machine, self.number, self.grid = machine, number, grid
         self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         self.partitions, self.named_barriers, self.queue = [], {}, []
-        self.columns, self.tensor_memory, self.fills = 0, None, []
+        self.columns, self.tensor_memory = 0, None
+        self.fills = None if machine.memory is None else []
 
     def read(self, tile, who, *until):
         """TMA or tensor cores read a tile that must not have been written from registers without a
@@ -216,21 +218,30 @@ class Program:
             raise AccessError(f"{who} reads {tile} without fence_async_shared")
         return hazards.read(tile, *until)
 
-    def check_read(self, tile):
-        """Refuse to fill by TMA a tile that was read to registers without a fence behind it: TMA is
-        another proxy, and may be earlier than reads that no fence says are done.
+    def check_fill(self, tile, by_tma=False, filler=None):
+        """Refuse to write a tile that a product of Blackwell's is to use, or to fill by TMA one
+        that was read to registers without a fence: TMA is another proxy, and may be earlier than
+        reads that no fence says are done. A product of Hopper's that still reads it is torn: its
+        result must not be used. filler: whose load lands; else the partition that runs writes it.
         """
-        if self.machine.options.loads_need_fences and any(
-            overlap(tile, x) for partition in self.partitions for x in partition.read
-        ):
-            raise AccessError(f"TMA fills {tile}, which was read without a fence")
+        if by_tma and self.machine.options.loads_need_fences:
+            if any(overlap(tile, x) for partition in self.partitions for x in partition.read):
+                raise AccessError(f"TMA fills {tile}, which was read without a fence")
+        for product in (x for partition in self.partitions for x in partition.products):
+            if not product.torn and any(overlap(tile, x) for x in product.operands):
+                product.torn = (
+                    f"{tile} is filled by {filler or report.where(here.partition)} while a product "
+                    f"of {product.partition.name} that no warpgroup_mma_wait has waited for still "
+                    "reads it"
+                )
+        self.check_queue(tile, "written while a product is to use it")
 
     def check_queue(self, tile, what, reads=False):
         """Refuse to touch what a product of Blackwell's that is not computed yet is to use."""
         for product in self.queue:
             used = product.written if reads else product.operands + product.written
             if any(overlap(tile, x) for x in used):
-                raise AccessError(f"{tile} in tensor memory is {what}")
+                raise AccessError(f"{tile} in {tile.kind} is {what}")
 
 
 class Partition:
@@ -241,6 +252,7 @@ class Partition:
         turn: gets something when its thread may go on; clock: see `hazards`.
         waited: the mbarrier of its last wait; stale: the phase of that, if it had waited for it
             before, or the barrier is new; ended: of each barrier, how many phases it has seen end.
+        waits: the mbarriers it has waited for since its last load by TMA.
         products, stores: that it has not waited for; leaving: stores whose tile was read, and that
             are not in memory yet.
         initialised: mbarriers, written, read: tiles in shared memory, since its last fence.
@@ -256,7 +268,8 @@ class Partition:
         self.products, self.stores, self.leaving, self.initialised = [], [], [], set()
         self.written, self.read, self.before_tma, self.before_count = set(), set(), set(), set()
         self.clock = {self: 1} if parent is None else released(parent) | {self: 1}
-        self.waited, self.stale, self.ended = None, None, {}
+        self.waited, self.stale, self.ended, self.waits = None, None, {}, []
+        self.index = len(program.partitions)
         program.partitions.append(self)
 
     def run(self, pauses=False):

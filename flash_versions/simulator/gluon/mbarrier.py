@@ -46,7 +46,10 @@ class Barrier(report.Named):
         """Count arrivals, and bytes that are to land or, below 0, have landed."""
         partition = partition or here.partition
         self.check()
-        hazards.join(self.hold, clock or hazards.released(partition))
+        if partition.program.fills is not None:
+            if clock is None:
+                hazards.release(self, partition)
+            hazards.join(self.hold, clock or hazards.released(partition))
         self.arrived.pop(partition.name, None)
         self.arrived[partition.name] = partition.machine.turns
         self.pending -= count
@@ -123,6 +126,7 @@ def wait(mbarrier, phase, pred=True, deps=()):
     mbarrier.wait_for(phase)
     seen, partition.ended[mbarrier] = partition.ended.get(mbarrier, 0), mbarrier.ended
     partition.waited, partition.stale = mbarrier, phase if seen == mbarrier.ended else None
+    partition.waits.append(mbarrier)
     note("resume", barrier=mbarrier)
 
 

@@ -27,10 +27,11 @@ class Region(Named):
     _reinterpret = property(lambda self: self.reinterpret)  # its name until Triton 3.7
 
     def fill(self, value):
-        """Write a tile of registers."""
+        """Write a tile of registers, which nothing in flight must need."""
         if value.dtype is not self.dtype or tuple(value.shape) != tuple(self.shape):
             kind = f"{self.dtype} of {list(self.shape)}"
             raise CompileError(f"{described(value)} is stored to a tile of another kind, {kind}")
+        here.program.check_fill(self)
         self.data[...] = encode(value.a, self.dtype)
 
     def check_slice(self, start, length, size):
@@ -45,6 +46,7 @@ class Shared(Region):
         views: what `index` and the like gave, each once.
     """
 
+    kind = "shared memory"
     handle = property(lambda self: self)
 
     def __init__(self, data, dtype):
@@ -85,8 +87,11 @@ class Shared(Region):
         here.partition.written.add(self)
 
     def load(self, layout=None):
+        partition = here.partition
+        if partition.machine.options.order.late_products == 1:
+            partition.pause(partition.machine.late)  # so late it finds who gives a tile back before
         hazards.read(self)
-        here.partition.read.add(self)
+        partition.read.add(self)
         return Tile(np.array(self.a), self.dtype)
 
 

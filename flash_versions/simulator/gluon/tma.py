@@ -88,11 +88,12 @@ class Load(Copy):
         self.barrier, self.bytes = barrier, source.block_type.nbytes
         self.clock = hazards.fill(tile, barrier)
         source.memory.note_box(self.part, "load")
-        here.program.check_read(tile)
+        here.program.check_fill(tile, by_tma=True)
 
     def land(self):
         """Write to shared memory."""
         tile, partition = self.tile, self.partition
+        partition.program.check_fill(tile, filler=partition.name)
         if self.part.shape != tile.shape:
             tile.data[...] = 0
         tile.data[self.place] = self.part
@@ -111,7 +112,8 @@ class Store(Copy):
 
     def read(self):
         """Read the tile, which may be written from now on."""
-        self.reading.end()
+        if self.reading:
+            self.reading.end()
         self.data = np.array(self.tile.data[self.place])
 
     def land(self):

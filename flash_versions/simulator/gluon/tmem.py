@@ -38,6 +38,8 @@ def get_tmem_reg_layout(element_ty, shape, layout, num_warps=4, *others, **named
 class TensorMemory(Region):
     """Of tensor memory, by columns, over which the last dimension runs: no address is as small."""
 
+    kind = "tensor memory"
+
     def __init__(self, low, shape, dtype):
         super().__init__()
         self.low, self.shape, self.dtype = low, tuple(shape), dtype
@@ -72,7 +74,6 @@ class TensorMemory(Region):
     def store(self, value, pred=True):
         here.partition.pause()
         if pred:
-            here.program.check_queue(self, "written while a product is to use it")
             self.fill(value)
 
 

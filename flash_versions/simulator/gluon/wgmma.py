@@ -5,7 +5,6 @@ import numpy as np
 from flash_versions.simulator import floats
 from flash_versions.simulator.dtypes import float16, float32
 from flash_versions.simulator.errors import AccessError, CompileError
-from flash_versions.simulator.gluon import hazards
 from flash_versions.simulator.gluon.machine import note
 from flash_versions.simulator.gluon.shared import Shared
 from flash_versions.simulator.state import here
@@ -16,38 +15,38 @@ class Product(Tile):
     """A product in flight, with which nothing can be done but to wait, and to add another one.
 
     Attributes:
-        reads: of tiles in shared memory, which must stay as they are until it is waited for.
-        torn: what is wrong with one of these, if its result is used: it may read what nothing has
-            filled, if not.
-        result: a Tile; done: whether it was waited for.
+        operands: the tiles in shared memory that it reads until it is waited for.
+        result: a Tile, once it is computed; done: whether it was waited for.
+        torn: who has filled one of the operands before it was waited for.
     """
 
     shape = ()
 
-    def __init__(self, a, b, acc, torn):
-        self.reads, self.torn = [], torn
-        for x in (a, b):
-            if isinstance(x, Shared):
-                try:
-                    self.reads.append(here.program.read(x, "a product", here.partition, None))
-                except hazards.Unfilled as error:
-                    self.torn = self.torn or str(error)
-        self.shape, self.dtype = (a.shape[0], b.shape[1]), acc.dtype
-        self.result, self.done = multiplied(a, b, acc), False
+    def __init__(self, a, b, acc, use_acc):
+        self.factors, self.acc = (a, b), acc if use_acc else None
+        self.operands = [x for x in (a, b) if isinstance(x, Shared)]
+        self.shape, self.dtype, self.partition = acc.shape, acc.dtype, here.partition
+        self.result, self.done, self.torn = None, False, getattr(self.acc, "torn", "")
 
     @property
     def a(self):
         """What is read of a product that was not waited for, or that is torn."""
         raise AccessError(self.torn or "a product is read while it is in flight: wait for it")
 
-
-def multiplied(a, b, acc):
-    """acc + A B: an instruction sums up 32 bytes, then rounds."""
-    made, step = acc.a, 32 // b.dtype.itemsize
-    a, b = (np.asarray(x.a, np.float32) for x in (a, b))
-    for i in range(0, a.shape[1], step):
-        made = (made + floats.product(a[:, i : i + step], b[i : i + step])).astype(made.dtype)
-    return Tile(made, acc.dtype)
+    def computed(self):
+        """Its result, of what is in the tiles at the first call; what it adds to comes first."""
+        if self.result is not None:
+            return self.result
+        a, b = (np.asarray(x.a, np.float32) for x in self.factors)
+        acc, step = self.acc, 32 // self.factors[1].dtype.itemsize
+        if isinstance(acc, Product):
+            acc = acc.computed()
+        kind = np.float16 if self.dtype is float16 else np.float32
+        made = np.zeros(self.shape, kind) if acc is None else acc.a
+        for i in range(0, a.shape[1], step):  # an instruction sums up 32 bytes, then rounds
+            made = (made + floats.product(a[:, i : i + step], b[i : i + step])).astype(kind)
+        self.result, self.factors, self.acc = Tile(made, self.dtype), None, None
+        return self.result
 
 
 def warpgroup_mma_init(value):
@@ -58,15 +57,15 @@ def warpgroup_mma(
     a, b, acc, use_acc=True, precision=None, max_num_imprecise_acc=None, is_async=False
 ):
     check_operands(a, b, acc)
+    partition = here.partition
     if use_acc and acc.dtype is float16:
         raise CompileError("sums in fp16 that go on are not simulated")
-    torn = getattr(acc, "torn", "") if use_acc else ""
-    if not use_acc:
-        acc = Tile(np.zeros(acc.shape, acc.dtype.np), acc.dtype)
-    elif isinstance(acc, Product):
-        acc = acc.result
-    product = Product(a, b, acc, torn)
-    here.partition.products.append(product)
+    product = Product(a, b, acc, bool(use_acc))
+    until = partition, None, product
+    product.reads = [here.program.read(x, "a product", *until) for x in product.operands]
+    if partition.machine.random() >= partition.machine.options.order.late_products:
+        product.computed()
+    partition.products.append(product)
     note("product", product)
     return product if is_async else warpgroup_mma_wait(0, deps=[product])
 
@@ -88,12 +87,19 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
         raise CompileError("warpgroup_mma_wait needs deps: what is waited for")
     partition, machine = here.partition, here.partition.machine
     waited = partition.products[: max(len(partition.products) - num_outstanding, 0)]
-    among = machine.able_or_late(machine.options.order.late_products) if waited else None
+    # Behind what is late, if a product is. Else others may come as far as they can without late
+    # loads, so that who fills a tile that is still read is found.
+    among = machine.able
+    if any(x.result is None for x in waited):
+        among = machine.late
+    elif waited and machine.random() >= machine.options.order.late_products:
+        among = machine.patient
     partition.pause(among)
     del partition.products[: len(waited)]
     for product in waited:
+        product.computed()
         product.done = True
-        for read in product.reads:
+        for read in filter(None, product.reads):
             read.end()
         note("done", product)
     results = tuple(

@@ -1,6 +1,6 @@
-"""Orders in which partitions run, as the hardware may have them. Races in shared memory are found
-in each of them, and some dead-locks in one only: so a case runs in one of them, the next case in
-the next one, and a few cases in all.
+"""Orders in which partitions run, as the hardware may have them. One that is late with loads finds
+a missing wait for a load, one that is late with products a slot that is given back too early: so a
+case runs in one of them, the next case in the next one, and a few cases in all.
 """
 
 from itertools import cycle

@@ -6,7 +6,7 @@ exponentials, and at the end of a tile wait for their own stores.
 
 What changes.
 * Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
-  `roles.py` has their states and transitions as a table, and this text enters them by name. An
+  `roles.py` has their states and transitions as a table, and the code enters them by name. An
   instrumented launch notes when (`trace.py`), and a test compares that with the table.
 * Conditional rescaling (`softmax.py`, `correction.py`): a warp multiplies its part of the
   accumulator only if one of its rows was raised. The correction is a state of the consumers and not
@@ -35,8 +35,8 @@ or the caller's. Each is off where it costs speed (docs/understand/log.md).
     loader         the others know the tile before the last    scheduler.empty
     consumer       the loader's copy has landed                q.full k.full v.full
     consumer       the other consumer has issued its products  its named barrier
-    consumer       the storer has copied its last O            o_empty
-    storer         a consumer's O is in its buffer             o_full
+    consumer       the storer has copied its last O            o.empty
+    storer         a consumer's O is in its buffer             o.full
     the others     the tile that the loader has claimed        scheduler.full
 
 Interval masks have slots of their own, which the loader fills with K's (`bounds`).

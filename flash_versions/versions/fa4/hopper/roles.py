@@ -1,7 +1,8 @@
 """The roles of FA4's kernel for Hopper as one table: the states of each, and what comes next.
 
-`forward.py` follows it: where a role enters a state, its code calls `trace.enter(..., STATE)`. An
-instrumented launch (`trace.py`) notes when, and `check` compares these notes with the table.
+`forward.py` follows it, and FA3's `produce` and `attend`, which it runs: where a role enters a
+state, they call `trace.enter(..., STATE)` or the schedule's `enter("state", ...)`. An instrumented
+launch (`trace.py`) notes when, and `check` compares these notes with the table.
 """
 
 from collections.abc import Iterable

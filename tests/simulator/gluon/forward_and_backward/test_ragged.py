@@ -22,7 +22,7 @@ from tests.simulator.gluon.hopper import (
     padded,
     qkv,
 )
-from tests.simulator.gluon.orders import in_turn
+from tests.simulator.gluon.orders import by_order, in_turn
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
 # Lengths of queries and of keys; packed tensors begin with a row of no sequence, and end with one.
@@ -108,8 +108,9 @@ def test_packed_sequences(lengths, options, order):
         assert_packed_right(computed(request, do, version), request, do)
 
 
+@by_order
 @by_version
-def test_nan_stays_in_its_sequence(version):
+def test_nan_stays_in_its_sequence(version, order):
     request, do = packed(([70, 5, 90], [70, 5, 90]), poisoned=1, causal=True)
     results = computed(request, do, version)
     assert_packed_right(results, request, do, 1)
@@ -136,7 +137,8 @@ def test_padded_rows(lengths, starts, options, order):
         assert_right(request, exact, do, version)
 
 
-def test_padded_rows_with_a_sink_and_slopes():
+@by_order
+def test_padded_rows_with_a_sink_and_slopes(order):
     mods = {"sink": torch.randn(4), "alibi_slopes": torch.rand(2, 4)}
     request, exact, do = padded([70, 40], [0, 3], causal=True, **mods)
     for version in VERSIONS:
@@ -232,8 +234,9 @@ def test_interval_masks(mask, version, order):
     assert_right(request, request, do, version)
 
 
+@by_order
 @by_version
-def test_intervals_of_heads(version):
+def test_intervals_of_heads_in_every_order(version, order):
     options = {"causal": True, "query_ends": OF_HEADS.expand(2, 2, 300)}
     request, do = intervals(options, heads=(2, 2), batch=2)
     assert_right(request, request, do, version)

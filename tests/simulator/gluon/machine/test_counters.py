@@ -13,11 +13,10 @@ from flash_versions.simulator.errors import AccessError, Deadlock
 from flash_versions.simulator.gluon import tma
 from flash_versions.simulator.gluon.machine import ORDERS, run_grid, using
 from flash_versions.simulator.gluon.ptx import inline_asm_elementwise
-from flash_versions.simulator.gluon.shared import allocate_shared_memory
+from flash_versions.simulator.gluon.shared import Shared
 from flash_versions.simulator.gluon.tma import descriptor
 from flash_versions.simulator.memory import pointer_to
 from flash_versions.simulator.state import here
-from flash_versions.simulator.values import Tile
 
 ONE = 1, 1, 1
 WAIT = """{
@@ -72,9 +71,7 @@ def test_a_turn_that_never_comes_is_a_dead_lock():
 
 def add_ones(memory):
     """Ask TMA to add a tile of ones."""
-    tile = allocate_shared_memory(float32, [1, 4])
-    tile.store(Tile(np.ones((1, 4), np.float32), float32))
-    tma.fence_async_shared()
+    tile = Shared(np.ones((1, 4), np.float32), float32)
     tma.async_atomic_add(descriptor(memory, [1, 4], [4, 1], [1, 4], None), [0, 0], tile)
     tma.store_wait(0)
 
