@@ -12,10 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import Any
 
+START_SECONDS = 90.0  # at most, in which a worker imports what it needs
 Task = tuple[Any, ...]  # of what JSON knows
 Answer = dict[str, Any]  # a failed task's has the outcome "failed", and why
 
@@ -28,17 +30,20 @@ def reason(error: Exception) -> str:
 
 
 def tell(answer: Answer) -> None:
-    """Say something to the process that asked; {"running": NAME} is not yet the answer."""
-    print(json.dumps(answer), flush=True)  # noqa: T201
+    """Say something to the process that asked; {"running": NAME} is not yet the answer. What was
+    printed before it may have no end of line.
+    """
+    print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201
 
 
 def work(do: Callable[..., Answer]) -> None:
     """In a worker: answer tasks, the arguments of `do`, until there are no more."""
+    tell({"ready": True})
     for line in sys.stdin:
         try:
             answer = do(*json.loads(line))
         except Exception as error:  # reported, as every other outcome
-            answer = {"outcome": "failed", "why": reason(error)}
+            answer = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}
         tell(answer)
 
 
@@ -54,16 +59,20 @@ class Worker:
             stderr=self.errors,
             text=True,
         )
-        self.said = SimpleQueue[str]()
+        self.said = SimpleQueue[Answer | None]()
+        self.is_ready = False
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self) -> None:
-        """Put what the process says into a queue, and "" at its end."""
+        """Put what the process says into a queue, and None at its end; what else is printed in it
+        is no JSON.
+        """
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
-                self.said.put(line)
-        self.said.put("")
+                with suppress(ValueError):
+                    self.said.put(json.loads(line))
+        self.said.put(None)
 
     def ask(
         self, task: Task, limit: float, note: Callable[[str], object] = lambda name: None
@@ -75,11 +84,13 @@ class Worker:
         try:
             self.process.stdin.write(f"{json.dumps(task)}\n")
             self.process.stdin.flush()
-            while line := self.said.get(timeout=limit):
-                answer = json.loads(line)
-                if "running" not in answer:
+            most = limit if self.is_ready else max(limit, START_SECONDS)
+            while (answer := self.said.get(timeout=most)) is not None:
+                self.is_ready, most = True, limit
+                if "running" in answer:
+                    note(answer["running"])
+                elif "ready" not in answer:
                     return answer
-                note(answer["running"])
             code = self.process.wait()
         except Empty:
             return {"outcome": "failed", "why": f"did not end within {limit:g} s"}
@@ -111,6 +122,7 @@ def answers(
     """
     waiting, found = deque(tasks), SimpleQueue[tuple[Task, Answer]]()
     latest, left = time.monotonic() + seconds, len(waiting)
+    live: set[Worker] = set()
 
     def serve() -> None:
         worker: Worker | None = None
@@ -123,17 +135,25 @@ def answers(
             if time.monotonic() < latest:
                 try:
                     worker = worker or Worker(*command)
+                    live.add(worker)
                     answer = worker.ask(task, limit)
-                except (OSError, ValueError) as error:  # it did not start, or said what is no JSON
+                except OSError as error:  # it did not start
                     answer = {"outcome": "failed", "why": str(error)}
             if worker is not None and answer["outcome"] == "failed":
+                live.discard(worker)
                 worker.end()
                 worker = None
             found.put((task, answer))
         if worker is not None:
+            live.discard(worker)
             worker.end()
 
     for _ in range(min(workers, left)):
         threading.Thread(target=serve, daemon=True).start()
-    for _ in range(left):
-        yield found.get()
+    try:
+        for _ in range(left):
+            yield found.get()
+    finally:  # after Ctrl-C, what hangs would run on
+        waiting.clear()
+        for worker in [*live]:
+            worker.process.kill()

@@ -241,7 +241,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {options.version} does not compile for {options.arch}: {said}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
+        what = f"{options.out or error.filename}: {error.strerror}" if error.strerror else error
+        sys.stderr.write(f"error: {what}\n")
         return 2
     except (ValueError, RuntimeError) as error:
         sys.stderr.write(f"error: {error}\n")

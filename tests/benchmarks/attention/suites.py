@@ -614,9 +614,10 @@ def check(suite, name):
                 if small and call.ours:
                     raise
                 refused.append(reason(error))  # the row of the measurement says so, too
+    call = None  # its memory is for the other processes
     if DEVICE == "cuda":
         torch.cuda.synchronize()  # raises if a call has left the GPU unusable
-        torch.cuda.empty_cache()  # for the other processes
+        torch.cuda.empty_cache()
     return {"outcome": "passed", "refused": refused}
 
 

@@ -143,6 +143,8 @@ def test_code_to_a_file(tmp_path, capfd):
         (["fa4", "--precision", "fp9"], "precision='fp9' is unknown; write 'fp8'"),
         (["fa4", "--precision", "fp8", "--backward"], "precision='fp8:block:e4m3' is forward only"),
         (["fa2", "--kv-heads", "3"], "q has 16 heads, which must be a multiple of k's 3."),
+        (["/nowhere/mine.py"], "/nowhere/mine.py is not there; python -m flash_versions.mine new"),
+        (["fa2", *SMALL, "--out", "/nowhere/x"], "/nowhere/x: No such file or directory"),
     ],
 )
 def test_one_sentence(arguments, sentence, capfd):

@@ -9,7 +9,11 @@ import time
 
 for line in sys.stdin:
     version, number = json.loads(line)
-    sys.stdout.write(json.dumps({"running": version}) + "\n")
+    if version == "starts slowly":
+        time.sleep(1)
+    if version == "prints":
+        sys.stdout.write("{'a': 1}\ntuning")
+    sys.stdout.write("\n" + json.dumps({"running": version}) + "\n")
     sys.stdout.flush()
     if number == 1 and version == "hangs":
         time.sleep(60)
