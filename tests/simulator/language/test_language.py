@@ -1,4 +1,5 @@
-"""The simulator computes each kernel of kernels.py as Triton's own interpreter does, bit for bit.
+"""The simulator computes each kernel of kernels.py as Triton's own interpreter does, bit for bit
+but for the last ones of two products (ROUNDED).
 
 COMPILER names the kernels for which the interpreter is no oracle, as it differs from what Triton's
 compiler makes of them; their results are computed here. An H200 gave the same results with Triton
@@ -160,6 +161,10 @@ def raw(x):
     return torch.where(x.double().isnan().reshape(-1, 1), 0xFF, found)
 
 
+# Products in whose sums each addition may round: their order depends on the CPU's BLAS.
+ROUNDED = "dot_rounds", "dot_of_transposed"
+
+
 def equal(found, wanted):
     return len(found) == len(wanted) and all(
         (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(raw(a), raw(b))
@@ -191,4 +196,9 @@ def test_case(name, interpreted, wrapping):
     wanted = expected(name) if name in COMPILER else interpreted[name]
     assert not isinstance(wanted, str), wanted
     found = CASES[name].run()
+    if name in ROUNDED:
+        (x, y, *_, result), of_interpreter = found, wanted[-1]
+        most = 2**-24 * x.shape[1] * x.abs().float().sum(1).max() * y.abs().max()
+        torch.testing.assert_close(result, of_interpreter, rtol=0, atol=most.item())
+        found, wanted = found[:-1], wanted[:-1]
     assert equal(found, wanted), f"\n{found}\nis not\n{wanted}"
