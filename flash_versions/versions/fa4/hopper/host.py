@@ -8,9 +8,11 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper.config import has_fp16_scores
 from flash_versions.versions.fa3.hopper.host import (
+    Forward,
     boxes_of,
     constants,
     launch,
+    measure,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
@@ -70,7 +72,7 @@ def forward(
     """
     config = config or default_config(request)
     plan = make_plan(request, config, request.q.dtype, stamps=stamps)
-    return launch(plan, request, others=(stamps,))
+    return Forward(plan, (stamps,))(request)
 
 
 def forward_quantized(
@@ -90,4 +92,4 @@ def forward_quantized(
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
     plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
-    return launch(plan, request, boxes, scales, (stamps,))
+    return launch(plan, measure(plan, request), request, boxes, scales, (stamps,))

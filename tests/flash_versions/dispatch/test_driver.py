@@ -1,0 +1,428 @@
+"""Launches by CUDA's driver alone are those of Triton's launcher, byte for byte."""
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch.utils.flop_counter import FlopCounterMode
+from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flash_versions import attention
+from flash_versions.dispatch import launch
+from flash_versions.dispatch.autograd import call
+from flash_versions.dispatch.autograd.call import known, look, similar
+from flash_versions.versions.tiles.tma import swizzled_box
+from tests.flash_versions.dispatch.test_launch import CALLS, by_heads, late, step
+from tests.helpers.kernels.driver import driven
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    with driven(monkeypatch) as notes:
+        yield notes
+
+
+class Pair(NamedTuple):
+    x: object
+    n: object
+
+
+@triton.jit(do_not_specialize=["count"])
+def any_kernel(x, n, pair, desc, scale, count, optional, BLOCK: tl.constexpr):
+    """Reads parameters of all kinds, so that the compiler keeps them."""
+    tile = desc.load([0, 0, 0, 0]).to(tl.float32).sum()
+    tl.store(x, tile * scale + n + pair.n + count + BLOCK)
+    if optional is not None:
+        tl.store(pair.x, tl.load(optional))
+
+
+@gluon.jit
+def copy_kernel(desc, x, SIZE: gl.constexpr):
+    """Gluon's descriptors."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    gl.store(x + gl.arange(0, SIZE, layout=layout), desc.shape[2] + desc.strides[1])
+
+
+def both(cuda, form, grid, arguments):
+    """What a form launches, and what Triton does."""
+    assert type(form) is launch.native().Form, "the driver alone does not launch it"
+    by_triton = form.otherwise
+    return cuda.of(form, grid, arguments), cuda.of(by_triton, grid, arguments)
+
+
+def arguments(numbers, optional=None):
+    x, tile = torch.zeros(64), torch.zeros(2, 32, 3, 64, dtype=torch.float16)
+    n, m, count = numbers
+    desc = TensorDescriptor(tile, [2, 3, 32, 64], [6144, 64, 192, 1], [1, 1, 16, 64])
+    return x, n, Pair(x, m), desc, 0.5, count, optional
+
+
+NUMBERS = (5, 7, 9), (1, 16, 1), (2**40, -3, 2**31 - 1), (-(2**40), 1, -5)
+
+
+@pytest.mark.parametrize("options", [{}, {"launch_pdl": True}], ids=str)
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("has_optional", [False, True])
+def test_parameters_of_all_kinds(has_optional, numbers, options, cuda):
+    given = arguments(numbers, torch.ones(1) if has_optional else None)
+    launcher = launch.Launcher(any_kernel, **options)
+    form = launcher((3, 2), given, {"BLOCK": 16})
+    mine, theirs = both(cuda, form, (3, 2), given)
+    assert mine == theirs and len(mine) > 200
+    other = cuda.of(form, (3, 2), arguments(numbers, given[-1]))
+    assert len(other) == len(mine) and other != mine, "addresses are those of each launch"
+    assert cuda.of(form, (0, 2), given) == b"", "an empty grid"
+
+
+@triton.jit
+def store_kernel(x, n):
+    """A program of several blocks in a cluster may do this."""
+    tl.store(x + tl.arange(0, 256), n)
+
+
+@pytest.mark.parametrize("options", [{"num_ctas": 2}, {"launch_cooperative_grid": True}], ids=str)
+def test_attributes_of_a_launch(options, cuda):
+    given = torch.zeros(256), 7
+    form = launch.Launcher(store_kernel, **options)((4,), given, {})
+    mine, theirs = both(cuda, form, (4,), given)
+    assert mine == theirs
+    plain = launch.Launcher(store_kernel)((4,), given, {})
+    assert len(cuda.of(plain, (4,), given)) < len(mine)
+
+
+@pytest.mark.parametrize("version", [13000, 13020])  # an older driver's maps are corrected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [3, 5000])  # below 128 KiB and above
+@pytest.mark.parametrize("strided", [False, True])
+def test_boxes_are_encoded_as_triton_encodes_them(strided, rows, dtype, version, monkeypatch):
+    with driven(monkeypatch, version) as cuda:
+        if version < 13020 and not hasattr(driver.active.utils, "fill_tma_descriptor_tiled"):
+            pytest.skip("this Triton does not correct maps")
+        compare_boxes(strided, rows, dtype, cuda)
+
+
+def compare_boxes(strided, rows, dtype, cuda):
+    x = torch.zeros(2, rows, 3, 64, dtype=dtype)
+    if strided:
+        x = torch.zeros(2, rows, 3, 192, dtype=dtype)[..., 64:128]
+    box, out = swizzled_box(dtype, 64, 64), torch.zeros(32, dtype=torch.int64)
+    plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
+    boxed = box, x, x.shape, x.stride()
+    plan.launch((1,), (boxed, out))
+    mine, theirs = both(cuda, plan.form, (1,), (boxed, out))
+    assert mine == theirs
+    assert mine == cuda.of(plan.form, (1,), (box(x), out)), "a descriptor does as well"
+    one = x[:1]
+    without = box, one, x.shape[1:], x.stride()[1:]
+    assert cuda.of(plan.form, (1,), (box(one), out)) == cuda.of(plan.form, (1,), (without, out))
+
+
+@pytest.mark.parametrize("case", ["plain", "packed", "wide", "slopes", "a sink"])
+def test_attention_is_launched_as_by_triton(case, cuda, monkeypatch):
+    """All of its kernels, forward and backward, when a call comes again, too."""
+    compared = []
+    make_form = launch.make_form
+
+    def compare(*given):
+        form = make_form(*given)
+
+        def launched(grid, arguments):
+            compared.append(both(cuda, form, grid, arguments))
+            assert compared[-1][0] == compared[-1][1]
+
+        return launched
+
+    monkeypatch.setattr(launch, "make_form", compare)
+    make, options = CALLS[case]
+    leaves = make()
+    for _ in range(3):
+        step("auto", leaves, **options)
+    assert len(known) == 1 and len(compared) >= 6
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["plain", "full", "narrow", "wide", "window", "softcap", "another head's stride"],
+)
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_steps_launch_what_triton_launches(name, case, cuda, monkeypatch):
+    """With the same memory taken, a call that came before is the same to the byte."""
+    make, options = CALLS[case]
+    leaves, memory, empty_strided = make(), {}, torch.empty_strided
+    do, taken = torch.ones(2, 256, 4, leaves[2].shape[3]).bfloat16(), []
+
+    def take(*size, dtype, device):
+        taken.append((*size, dtype, len(taken)))
+        if taken[-1] not in memory:
+            memory[taken[-1]] = empty_strided(*size, dtype=dtype, device=device)
+        return memory[taken[-1]]
+
+    def call():
+        taken.clear()
+        o = attention(*leaves, version=name, **options)
+        torch.autograd.grad(o, leaves, do)
+
+    monkeypatch.setattr(torch, "empty_strided", take)
+    for _ in range(3):
+        call()
+    (found,) = known.values()
+    gradients = found.gradients[False]
+    assert found.steps is not None and gradients.steps is not None
+    mine = cuda.of(call)
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    assert mine == cuda.of(call) and len(mine) > 2000
+
+
+def test_lengths_that_never_came_are_served_by_a_call_that_is_like_them(cuda, monkeypatch):
+    """Requests are made for few of 200 lengths, and the launches are those of Triton."""
+    made, rng = [], random.Random(0)
+    planned = call.planned
+    monkeypatch.setattr(call, "planned", lambda *given: made.append(1) or planned(*given))
+    memory = torch.zeros(3, 3000 * 1024, dtype=torch.bfloat16)
+
+    def run():
+        M = rng.randint(900, 2900)
+        leaves = [x[: M * 1024].view(1, M, 8, 128).detach().requires_grad_() for x in memory]
+        o = attention(*leaves, causal=True)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+
+    for _ in range(200):
+        run()
+    assert len(made) < 40 and len(known) > 150 and len(similar) < 20
+    monkeypatch.setattr(JITFunction, "run", None)  # nothing more is compiled
+    run()
+
+
+def places(given, *tensors):
+    """Arguments with places for some tensors."""
+    if isinstance(given, torch.Tensor):
+        where = [i for i, x in enumerate(tensors) if x is given]
+        return launch.PLACES[where[0]] if where else given
+    if isinstance(given, tuple):
+        made = [places(x, *tensors) for x in given]
+        return type(given)(*made) if hasattr(given, "_fields") else tuple(made)
+    return given
+
+
+def test_steps_are_launches_with_other_addresses(cuda):
+    x, out, more = torch.zeros(2, 80, 3, 64, dtype=torch.float16), torch.zeros(32), torch.zeros(64)
+    box = swizzled_box(torch.float16, 64, 64)
+    plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
+    boxed = box, x, x.shape, x.stride()
+    plan.launch((1,), (boxed, out.long()))
+    given = arguments((5, 7, 9))
+    form = launch.Launcher(any_kernel)((3, 2), given, {"BLOCK": 16})
+    out = out.long()
+
+    def at(x, out, y):
+        first = (box, x, *boxed[2:]), out
+        second = y, given[1], Pair(y, given[2].n), *given[3:]
+        return first, second
+
+    first, second = at(x, out, more)
+    launches = (
+        (plan.form, (1,), places(first, x, out, more)),
+        (form, (3, 2), places(second, x, out, more)),
+    )
+    taken = [torch.zeros(64) for _ in range(2)]
+    steps = launch.native().Steps(2, ((lambda: taken[0], ()),), launches)
+    others = [torch.zeros_like(x), torch.zeros_like(out)]
+    for tensors in ((x, out), others):
+        mine = cuda.of(steps, *tensors)
+        first, second = at(*tensors, taken[0])
+        assert mine == cuda.of(plan.form, (1,), first) + cuda.of(form, (3, 2), second)
+    assert steps(*others)[0] is taken[0]
+    late_one = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    assert cuda.of(steps, late_one, out) == b"" and steps(late_one, out) is None
+    with pytest.raises(TypeError, match="2 tensors"):
+        steps(x)
+    with pytest.raises(ValueError, match="no such steps"):
+        launch.native().Steps(0, (), launches)
+
+
+@pytest.mark.parametrize("change", ["strides", "not contiguous", "late"])
+def test_a_backward_whose_tensors_are_unlike_the_forward_s_takes_no_steps(
+    change, cuda, monkeypatch
+):
+    """Hooks of saved tensors may lay them out anew, and a gradient may come in any strides."""
+    leaves = CALLS["another head's stride" if change == "strides" else "plain"][0]()
+    do, counts = torch.ones(2, 256, 4, 128).bfloat16(), []
+
+    def call(do):
+        pack = (lambda x: x.contiguous()) if counts and change == "strides" else lambda x: x
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            return torch.autograd.grad(attention(*leaves, causal=True), leaves, do)
+
+    for _ in range(3):
+        call(do)
+    (found,) = known.values()
+    steps = found.gradients[False].steps
+    found.gradients[False].steps = lambda *given: counts.append(1) or steps(*given)
+    call(do)
+    assert counts == [1]
+    other = {"strides": do, "not contiguous": by_heads(do).detach(), "late": late(do).detach()}
+    monkeypatch.setattr(launch.Plan, "launch", lambda *given: counts.append("plan"))
+    call(other[change])
+    assert counts[1:] in (["plan"] * 3, [1, "plan", "plan", "plan"])
+
+
+def test_a_hook_of_triton_is_called(cuda, monkeypatch):
+    given, seen = arguments((5, 7, 9)), []
+    form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
+    mine = cuda.of(form, (1,), given)
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patch:
+            patch.setattr(knobs.runtime, name, lambda metadata: seen.append(metadata))
+            assert cuda.of(form, (1,), given) == mine
+    assert len(seen) == 2
+
+
+WRONG: dict[str, tuple[Callable, str]] = {
+    "too few": (lambda given: given[:3], "fewer"),
+    "too many": (lambda given: (*given, 1, 2, 3), "more"),
+    "a number for a tuple": (lambda given: (*given[:2], 5, *given[3:]), "tuple"),
+    "a tensor for a number": (lambda given: (given[0], given[0], *given[2:]), "only integer|int"),
+    "a text for a pointer": (lambda given: ("x", *given[1:]), "data_ptr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused(case, cuda):
+    change, sentence = WRONG[case]
+    given = arguments((5, 7, 9))
+    form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
+    with pytest.raises((TypeError, AttributeError), match=sentence):
+        form((1,), change(given))
+
+
+def test_where_the_module_cannot_be_had_triton_launches(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "native", lambda: None)
+    given = arguments((5, 7, 9))
+    launcher = launch.Launcher(any_kernel)
+    sizes = {len(cuda.of(launcher, (1,), given, {"BLOCK": 16})) for _ in range(2)}
+    assert len(sizes) == 1 and sizes != {0}
+    assert not launcher.forms
+
+
+# Keys of calls
+
+
+def key_of(tensors, options):
+    _, keys = look(tensors, options)
+    return keys and keys[0]
+
+
+def q_k_v(requires_grad=False):
+    return tuple(torch.zeros(2, 64, 4, 64).requires_grad_(requires_grad) for _ in range(3))
+
+
+CHANGED = {
+    "dtype": lambda q: q.half(),
+    "length": lambda q: torch.zeros(2, 65, 4, 64),
+    "strides": lambda q: q.transpose(1, 2).contiguous().transpose(1, 2),
+    "alignment": late,
+    "gradient": lambda q: q.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_calls_that_are_served_otherwise_have_other_keys(case, cuda):
+    q, k, v = q_k_v()
+    key = key_of((q, k, v), ("auto", True))
+    assert key is not None and key == key_of(q_k_v(), ("auto", True))
+    other = CHANGED[case](q).detach().requires_grad_(case == "gradient")
+    assert key_of((other, k, v), ("auto", True)) not in (None, key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("fa3", True), ("auto", 1), ("auto", 1.0), ("auto", None), ("auto", (1, 0)), ("auto", (1,))],
+)
+def test_options_that_are_equal_but_not_alike_have_other_keys(options, cuda):
+    assert key_of(q_k_v(), options) not in (None, key_of(q_k_v(), ("auto", True)))
+
+
+def test_the_same_object_twice_is_told_apart(cuda):
+    q, k, v = q_k_v()
+    cuts = torch.tensor([0, 3])
+    given = [(q, k, v, cuts, other) for other in (cuts, cuts.clone(), None)]
+    assert len({key_of(x, ()) for x in given}) == 3
+
+
+class Marked(torch.Tensor):
+    """Whose operations are watched."""
+
+
+UNUSUAL = {
+    "a list": lambda x: [x],
+    "a subclass": lambda x: x.as_subclass(Marked),
+    "a negative view": torch._neg_view,
+    "no strides": lambda x: x.to_sparse(),
+    "nothing in it": lambda x: x[:, :0],
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_tensors_have_no_key(case, cuda):
+    q, k, v = q_k_v()
+    assert key_of((q, UNUSUAL[case](k), v), ()) is None
+
+
+@pytest.mark.parametrize("option", [[0, 1], {}, 2**70, object()])
+def test_unusual_options_have_no_key(option, cuda):
+    assert key_of(q_k_v(), (option,)) is None
+
+
+@contextmanager
+def autocast():
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+WATCHED = {
+    "a dispatch mode": lambda: FlopCounterMode(display=False),
+    "autocast": autocast,
+    "forward mode": torch.autograd.forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("case", WATCHED)
+def test_where_torch_watches_calls_have_no_key(case, cuda):
+    with WATCHED[case]():
+        assert key_of(q_k_v(), ()) is None
+
+
+def test_a_transform_has_no_key(cuda):
+    found = []
+    torch.vmap(lambda q: (found.append(key_of((q, q, q), ())), q)[1])(q_k_v()[0])
+    assert found == [None]
+
+
+def test_modes_of_gradients_have_other_keys(cuda):
+    given = q_k_v(requires_grad=True)
+    key = key_of(given, ())
+    with torch.no_grad():
+        assert key_of(given, ()) not in (None, key)
+
+
+def test_private_names_of_torch_are_there():
+    """They are found by name, and calls take longer in a torch that has other ones."""
+    assert {x.__name__ for x in launch.WATCHERS} == {
+        "_len_torch_dispatch_stack", "peek_interpreter_stack", "_get_tracing_state",
+        "is_autocast_enabled",
+    }  # fmt: skip
+    if torch.version.cuda:
+        assert launch.take is not None and hasattr(torch._C, "_cuda_getDevice")
