@@ -68,8 +68,9 @@ class Call:
     Attributes:
         values: the fields of the request, None in the place of tensors.
         places: the fields that are tensors, in order; given, the same counted among PLACES. Packed
-            q, k and v may come as the caller's (total, heads, head_dim); results and gradients then
-            have no batch, too. An interval mask may come as the caller's, or expanded.
+            ones of q, k and v may come as the caller's (total, heads, head_dim); their results and
+            gradients then have no batch, too. An interval mask may come as the caller's, or
+            expanded.
         one_cut: cu_seqlens_q cuts the keys, too.
         intervals: the places of an interval mask.
         forward: computes the results of a request like this, of this kind (`Version.kind_of`).
@@ -133,8 +134,7 @@ class Call:
             return tuple.__new__(Request, values)
         for i, x in zip(self.places, tensors):
             values[i] = x
-        if tensors[0].dim() == 3:
-            values[:3] = [x.unsqueeze(0) for x in tensors[:3]]
+        values[:3] = [x.unsqueeze(0) if x.dim() == 3 else x for x in tensors[:3]]
         for i in self.intervals:
             values[i] = for_each_head(values[i], values[1].shape[0], values[1].shape[2])
         if self.one_cut:
@@ -182,8 +182,7 @@ class Call:
             do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
         gradients = self.find_gradients(request)
         *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse, gradients)
-        if tensors[0].dim() == 3:
-            found = [x.squeeze(0) for x in found]
+        found = [dx.squeeze(0) if x.dim() == 3 else dx for dx, x in zip(found, tensors)]
         return *found, *[dsink if i == SINK else None for i in self.places[3:]]
 
     def is_usual(self, tensors: tuple, *others: torch.Tensor) -> bool:

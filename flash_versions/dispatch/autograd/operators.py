@@ -219,8 +219,8 @@ def run(
         with devices.on_device(request.q):
             call = Call(version, request)
             call.remember(keys, request, tensors)
-            fields: tuple[Any, ...] = request
-            return call(tuple([fields[i] for i in PLACES]) if keys is None else tensors)
+            fields: tuple[Any, ...] = request  # of which some may be copies of the caller's
+            return call(tuple([fields[i] for i in PLACES]))
     if (VERSIONS | EXPLICIT).get(version.name) is not version:
         raise ValueError(
             f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "
