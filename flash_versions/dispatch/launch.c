@@ -4,21 +4,17 @@
    A launch of Triton asks the driver about every address and makes an object of Python for every
    TMA descriptor. A `Form` reads the same arguments, encodes descriptors where the kernel's
    parameters are put together, and launches. CUDA's header is not needed: what is used of it is
-   declared here, and the driver's functions are looked up by name. */
+   declared here. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <dlfcn.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <structmember.h>
 
 /* CUDA's driver */
 
 typedef struct {
-    uint64_t id; /* CUlaunchAttributeID, padded */
-    unsigned value[16];
+    uint64_t id, value[8];
 } Attribute;
 
 typedef struct {
@@ -28,14 +24,11 @@ typedef struct {
     unsigned number;
 } Config;
 
-enum { COOPERATIVE = 2, CLUSTER = 4, SPREAD = 5, AFTER_PREVIOUS = 6 }; /* ids of attributes */
 enum { PROMOTE_128 = 2, FILL_ZERO = 0, FILL_NAN = 1 };
 enum { MAP_BYTES = 128, MAX_RANK = 5, MAX_PARAMETERS = 512, MAX_BYTES = 16384,
-       MAX_PATCHES = 64, MAX_TENSORS = 32 };
+       MAX_PATCHES = 64, MAX_TENSORS = 32, MAX_ATTRIBUTES = 4, ANY_DEVICE = -2 };
 
-/* See `ragged.py`. */
-static const int64_t FAR = 1LL << 30, ANY = (1LL << 31) - (1 << 16), BACK = 1LL << 34;
-
+/* In the order of `launch.DRIVER`. */
 static struct {
     int (*launch)(const Config *, void *, void **, void **);
     int (*encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
@@ -49,11 +42,16 @@ static struct {
 } cuda;
 static int driver_version;
 
-static PyObject *data_ptr, *base, *shape, *strides, *stride, *padding, *dtype, *get_device,
-    *requires_grad, *is_neg, *calls, *enter_hook, *exit_hook, *zero, *block_shape,
-    *layout, *value, *number_name;
-static PyObject *tensor, *parameter, *function, *constant, *watchers, *is_grad_enabled,
-    *place_type; /* see `prepare` */
+/* Names of attributes and methods, as Python's texts. */
+#define NAMES                                                                                   \
+    NAME(data_ptr) NAME(base) NAME(shape) NAME(strides) NAME(stride) NAME(padding) NAME(dtype)   \
+    NAME(get_device) NAME(requires_grad) NAME(is_neg) NAME(calls) NAME(launch_enter_hook)        \
+    NAME(launch_exit_hook) NAME(zero) NAME(block_shape) NAME(layout) NAME(value) NAME(number)
+#define NAME(name) static PyObject *name;
+NAMES
+#undef NAME
+static PyObject *tensor, *parameter, *function, *constant, *watchers, *is_grad_enabled; /* see
+   `prepare` */
 
 /* Whether all went well; else Python's error says what the driver said. */
 static int checked(int error, const char *what) {
@@ -70,17 +68,13 @@ static uint64_t bits_of(PyObject *x) {
     return PyLong_AsUnsignedLongLongMask(x);
 }
 
-/* The address of a tensor, an address, or None; an error is Python's. */
+/* The address of a tensor, an address, or 0 for None; an error is Python's. */
 static uint64_t address_of(PyObject *x) {
     if (x == Py_None)
         return 0;
-    if (PyLong_Check(x))
-        return bits_of(x);
-    PyObject *found = PyObject_CallMethodNoArgs(x, data_ptr);
-    if (!found)
-        return 0;
-    uint64_t address = bits_of(found);
-    Py_DECREF(found);
+    PyObject *found = PyLong_Check(x) ? Py_NewRef(x) : PyObject_CallMethodNoArgs(x, data_ptr);
+    uint64_t address = found ? bits_of(found) : 0;
+    Py_XDECREF(found);
     return address;
 }
 
@@ -96,21 +90,21 @@ static int64_t number_of(PyObject *x, PyObject *name, int is_method) {
 
 /* Forms */
 
+/* What an argument of a kernel is; `launch.slots_of` makes an array of these. */
 typedef struct {
-    char kind;       /* S: no parameter, T: a tuple, D: a descriptor, else a format of `struct` */
-    int count;       /* parts of a tuple, which follow; dimensions of a descriptor */
-    int type, swizzle, bytes; /* of a descriptor's elements */
-    uint32_t box[MAX_RANK];   /* the innermost dimension first, as CUDA has them */
+    int32_t kind;    /* S: no parameter, T: a tuple, D: a descriptor, else a format of `struct` */
+    int32_t count;   /* parts of a tuple, which follow; dimensions of a descriptor */
+    int32_t type, swizzle, bytes; /* of a descriptor's elements */
+    uint32_t box[MAX_RANK];       /* the innermost dimension first, as CUDA has them */
 } Slot;
 
 typedef struct {
     PyObject_HEAD
     void *function;
-    int num_ctas, num_slots;
+    int num_ctas, num_slots, num_parameters, device;
     Config config;
-    Attribute attributes[4];
+    Attribute attributes[MAX_ATTRIBUTES];
     Slot *slots;
-    int num_parameters, device;
     PyObject *number, *stream_of, *hooks, *otherwise; /* number: of the device, as an object */
 } Form;
 
@@ -119,16 +113,15 @@ typedef struct {
     int tensor, fill;
     size_t place;
     const Slot *map; /* NULL: an address */
-    int64_t sizes[MAX_RANK], steps[MAX_RANK];
 } Patch;
 
+/* The parameters of a launch, in memory. */
 typedef struct {
     Form *form;
-    int slot, parameters;
+    int slot, parameters, num_patches;
     size_t used; /* bytes */
     Patch *patches; /* NULL if arguments are tensors */
-    int num_patches;
-    void *pointers[MAX_PARAMETERS];
+    uint16_t places[MAX_PARAMETERS];
     _Alignas(MAP_BYTES) char memory[MAX_BYTES];
 } Launch;
 
@@ -138,58 +131,19 @@ static void *next(Launch *launch, size_t bytes) {
         PyErr_SetString(PyExc_ValueError, "a kernel has too many parameters");
         return NULL;
     }
-    void *place = launch->memory + launch->used;
-    launch->pointers[launch->parameters++] = place;
+    launch->places[launch->parameters++] = launch->used;
     launch->used += bytes;
-    return place;
+    return launch->memory + launch->used - bytes;
 }
 
-/* Read whole numbers, so many; a sequence of Python, which is given away. */
-static int read_numbers(PyObject *given, int64_t *numbers, int most, int *count) {
-    PyObject *found = given ? PySequence_Tuple(given) : NULL;
-    Py_XDECREF(given);
-    if (!found)
-        return 0;
-    *count = PyTuple_GET_SIZE(found);
-    for (int i = 0; i < *count && *count <= most; i++)
-        numbers[i] = bits_of(PyTuple_GET_ITEM(found, i));
-    Py_DECREF(found);
-    return !PyErr_Occurred() && *count <= most;
-}
-
-/* The shape and the strides of the descriptor of a tensor (batch, length, heads, dim), or without
-   a batch, by its own: as `tma.box_steps` has them; of five dimensions, as `ragged.ragged_steps`. */
-static int read_steps(PyObject *boxed, int rank, int64_t *sizes, int64_t *steps) {
-    int64_t given[4] = {1, 1, 1, 1}, strides[4] = {16, 16, 16, 16};
-    int dims, count;
-    PyObject *found = PyTuple_GET_ITEM(boxed, 2);
-    int missing = PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3;
-    if (!read_numbers(Py_NewRef(found), given + missing, 4 - missing, &dims) ||
-        !read_numbers(Py_NewRef(PyTuple_GET_ITEM(boxed, 3)), strides + missing, 4 - missing, &count))
-        return 0;
-    int64_t batch = given[0], length = given[1], heads = given[2], dim = given[3];
-    int64_t row = length == 1 ? 16 : strides[1], head = heads == 1 ? 16 : strides[2];
-    if (rank == 4) {
-        memcpy(sizes, (int64_t[]){batch, heads, length, dim}, 32);
-        memcpy(steps, (int64_t[]){batch == 1 ? 16 : strides[0], head, row, 1}, 32);
-        return 1;
-    }
-    if ((batch == 1 ? length : strides[0] / strides[1] * batch) > FAR) {
-        PyErr_SetString(PyExc_ValueError, "rows are too many; 2^30 are possible.");
-        return 0;
-    }
-    memcpy(sizes, (int64_t[]){ANY, ANY, heads, FAR, dim}, 40);
-    memcpy(steps, (int64_t[]){BACK - row, row, head, row, 1}, 40);
-    return 1;
-}
-
-/* Encode a map of TMA as Triton does. */
-static int encode(const Slot *slot, void *map, uint64_t address, const int64_t *sizes,
-                  const int64_t *steps, int fill) {
-    uint64_t dims[MAX_RANK], bytes[MAX_RANK];
-    double last = 0; /* byte; boxes of sequences reach past 2^64 */
-    uint32_t ones[MAX_RANK] = {1, 1, 1, 1, 1};
+/* Encode a map of TMA as Triton does, of the sizes and steps behind it in memory. */
+static int encode(const Slot *slot, char *map, uint64_t address, int fill) {
     int rank = slot->count;
+    int64_t numbers[2 * MAX_RANK], *sizes = numbers, *steps = numbers + rank;
+    uint64_t dims[MAX_RANK], bytes[MAX_RANK];
+    uint32_t ones[MAX_RANK] = {1, 1, 1, 1, 1};
+    double last = 0; /* byte; boxes of sequences reach past 2^64 */
+    memcpy(numbers, map + MAP_BYTES, 16 * rank);
     for (int i = 0; i < rank; i++) {
         dims[i] = sizes[rank - 1 - i];
         bytes[i] = slot->bytes * (i + 1 < rank ? steps[rank - 2 - i] : 0);
@@ -198,169 +152,112 @@ static int encode(const Slot *slot, void *map, uint64_t address, const int64_t *
     if (!checked(cuda.encode(map, slot->type, rank, (void *)address, dims, bytes, slot->box, ones,
                              0, slot->swizzle, PROMOTE_128, fill), "a TMA descriptor"))
         return 0;
-    /* Drivers up to 13.1 encode tensors below 128 KiB wrongly; CUTLASS and Triton correct it. */
+    /* Drivers up to 13.1 encode tensors below 128 KiB wrongly; CUTLASS and Triton clear bit 21 of
+       the second word. */
     if (driver_version <= 13010 && last + 1 < 128 * 1024)
-        ((uint64_t *)map)[1] &= ~((uint64_t)1 << 21);
+        map[8 + 21 / 8] &= ~(1 << 21 % 8);
     return 1;
 }
 
 /* The address of an argument; if it is a place of `Steps`, any, and a patch for later. */
 static uint64_t address_in(Launch *launch, PyObject *x, Patch patch) {
-    if (!launch->patches || !PyObject_TypeCheck(x, (PyTypeObject *)place_type))
+    if (!launch->patches || x == Py_None || PyObject_TypeCheck(x, (PyTypeObject *)tensor))
         return address_of(x);
-    patch.tensor = (int)number_of(x, number_name, 0);
-    if (launch->num_patches == MAX_PATCHES)
-        PyErr_SetString(PyExc_ValueError, "a kernel has too many tensors");
-    else
+    patch.tensor = (int)number_of(x, number, 0);
+    if (launch->num_patches < MAX_PATCHES)
         launch->patches[launch->num_patches++] = patch;
+    else
+        PyErr_SetString(PyExc_ValueError, "a kernel has too many tensors");
     return MAP_BYTES;
 }
 
-/* Add the parameters of a descriptor: its map, its shape, its strides. It is one of Triton or
-   Gluon, or (box, tensor, shape, strides), see `tma.Box`. */
+/* Add a parameter of eight bytes, or fewer of a number that is small. */
+static int add_number(Launch *launch, uint64_t number) {
+    char *place = next(launch, 8);
+    return place && memcpy(place, &number, 8);
+}
+
+/* Add so many whole numbers as parameters, a sequence of Python, which is given away. */
+static int add_numbers(Launch *launch, PyObject *given, int count) {
+    PyObject *found = given ? PySequence_Tuple(given) : NULL;
+    Py_XDECREF(given);
+    if (found && PyTuple_GET_SIZE(found) != count)
+        PyErr_SetString(PyExc_ValueError, "a descriptor has another rank than its kernel says");
+    for (int i = 0; i < count && !PyErr_Occurred(); i++)
+        add_number(launch, bits_of(PyTuple_GET_ITEM(found, i)));
+    Py_XDECREF(found);
+    return !PyErr_Occurred();
+}
+
+/* A part of a descriptor, (box, tensor, shape, strides), see `tma.Box`, or one of Triton. */
+static PyObject *part_of(PyObject *x, int i, PyObject *name) {
+    return PyTuple_CheckExact(x) ? PySequence_GetItem(x, i) : PyObject_GetAttr(x, name);
+}
+
+/* Add the parameters of a descriptor: its map, its shape, its strides. */
 static int add_descriptor(Launch *launch, const Slot *slot, PyObject *x) {
-    int64_t sizes[MAX_RANK], steps[MAX_RANK];
-    int fill = FILL_ZERO, rank = slot->count, dims = rank, count = rank;
-    PyObject *of = NULL;
+    int fill = FILL_ZERO;
     launch->used = (launch->used + MAP_BYTES - 1) / MAP_BYTES * MAP_BYTES;
-    void *map = next(launch, MAP_BYTES);
-    if (!map)
+    char *map = next(launch, MAP_BYTES);
+    if (!map || !add_numbers(launch, part_of(x, 2, shape), slot->count) ||
+        !add_numbers(launch, part_of(x, 3, strides), slot->count))
         return 0;
-    if (PyTuple_CheckExact(x) && PyTuple_GET_SIZE(x) == 4) {
-        of = Py_NewRef(PyTuple_GET_ITEM(x, 1));
-        if (!read_steps(x, rank, sizes, steps))
-            goto failed;
-    } else {
+    if (!PyTuple_CheckExact(x)) {
         PyObject *padded = PyObject_GetAttr(x, padding);
         int same = padded ? PyObject_RichCompareBool(padded, zero, Py_EQ) : -1;
         Py_XDECREF(padded);
+        if (same < 0)
+            return 0;
         fill = same ? FILL_ZERO : FILL_NAN;
-        if (same < 0 || !(of = PyObject_GetAttr(x, base)) ||
-            !read_numbers(PyObject_GetAttr(x, shape), sizes, rank, &dims) ||
-            !read_numbers(PyObject_GetAttr(x, strides), steps, rank, &count))
-            goto failed;
     }
-    if (dims != rank || count != rank) {
-        PyErr_SetString(PyExc_ValueError, "a descriptor has another rank than its kernel says");
-        goto failed;
-    }
-    for (int i = 0; i < 2 * rank; i++) {
-        int64_t *place = next(launch, 8);
-        if (!place)
-            goto failed;
-        *place = i < rank ? sizes[i] : steps[i - rank];
-    }
-    Patch patch = {0, fill, (char *)map - launch->memory, slot, {0}, {0}};
-    memcpy(patch.sizes, sizes, sizeof(sizes));
-    memcpy(patch.steps, steps, sizeof(steps));
-    uint64_t address = address_in(launch, of, patch);
+    PyObject *of = part_of(x, 1, base);
+    if (!of)
+        return 0;
+    uint64_t address = address_in(launch, of, (Patch){0, fill, map - launch->memory, slot});
     Py_DECREF(of);
-    return !PyErr_Occurred() && encode(slot, map, address, sizes, steps, fill);
-failed:
-    Py_XDECREF(of);
-    if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "a tensor has no such descriptor");
-    return 0;
+    return !PyErr_Occurred() && encode(slot, map, address, fill);
+}
+
+/* Add a parameter that is an address or a number. */
+static int add_scalar(Launch *launch, int kind, PyObject *x) {
+    Patch patch = {0, 0, launch->used, NULL};
+    int64_t number = 0;
+    if (kind == 'f' || kind == 'd') {
+        double given = PyFloat_AsDouble(x);
+        float rounded = (float)given;
+        memcpy(&number, kind == 'f' ? (void *)&rounded : &given, kind == 'f' ? 4 : 8);
+    } else
+        number = kind == 'P' ? address_in(launch, x, patch) : bits_of(x);
+    if (kind == 'i' && number != (int32_t)number && !PyErr_Occurred())
+        PyErr_SetString(PyExc_OverflowError, "a number needs more than a kernel's 32 bits");
+    return !PyErr_Occurred() && add_number(launch, number);
 }
 
 /* Add the parameters that arguments of Python are, of which those behind the last may be missing:
    they are constants of the kernel. */
 static int add_arguments(Launch *launch, PyObject *arguments) {
-    Py_ssize_t number = PyTuple_GET_SIZE(arguments);
-    for (Py_ssize_t i = 0; i < number; i++) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
         if (launch->slot == launch->form->num_slots) {
             PyErr_SetString(PyExc_TypeError, "a kernel got more arguments than it has");
             return 0;
         }
         const Slot *slot = launch->form->slots + launch->slot++;
         PyObject *x = PyTuple_GET_ITEM(arguments, i);
-        if (slot->kind == 'S')
-            continue;
-        if (slot->kind == 'T') {
-            if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) != slot->count) {
-                PyErr_SetString(PyExc_TypeError, "a kernel's tuple has another length");
-                return 0;
-            }
-            if (!add_arguments(launch, x))
-                return 0;
-            continue;
-        }
-        if (slot->kind == 'D') {
-            if (!add_descriptor(launch, slot, x))
-                return 0;
-            continue;
-        }
-        void *place = next(launch, 8);
-        if (!place)
+        int fits = 1;
+        if (slot->kind == 'T' && (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) != slot->count)) {
+            PyErr_SetString(PyExc_TypeError, "a kernel's tuple has another length");
             return 0;
-        if (slot->kind == 'P')
-            *(uint64_t *)place = address_in(
-                launch, x, (Patch){0, 0, (char *)place - launch->memory, NULL, {0}, {0}});
-        else if (slot->kind == 'f')
-            *(float *)place = (float)PyFloat_AsDouble(x);
-        else if (slot->kind == 'd')
-            *(double *)place = PyFloat_AsDouble(x);
-        else
-            *(uint64_t *)place = bits_of(x);
-        if (PyErr_Occurred())
+        }
+        if (slot->kind == 'T')
+            fits = add_arguments(launch, x);
+        else if (slot->kind == 'D')
+            fits = add_descriptor(launch, slot, x);
+        else if (slot->kind != 'S')
+            fits = add_scalar(launch, slot->kind, x);
+        if (!fits)
             return 0;
     }
     return 1;
-}
-
-/* Whether a hook of Triton is set, such as a profiler's: one, or a chain of some; -1: an error. */
-static int is_hooked(PyObject *hooks, PyObject *name) {
-    PyObject *hook = PyObject_GetAttr(hooks, name), *chain;
-    if (!hook)
-        return -1;
-    if (hook == Py_None) {
-        Py_DECREF(hook);
-        return 0;
-    }
-    if (!(chain = PyObject_GetAttr(hook, calls)))
-        PyErr_Clear();
-    int set = PyObject_IsTrue(chain ? chain : hook);
-    Py_DECREF(hook);
-    Py_XDECREF(chain);
-    return set;
-}
-
-/* A thread that never used the GPU has no context of CUDA. */
-static int has_context(int device) {
-    void *context = NULL;
-    if (!checked(cuda.context(&context), "to tell the context"))
-        return 0;
-    if (context)
-        return 1;
-    return checked(cuda.retain(&context, device), "a context") &&
-           checked(cuda.set_context(context), "a context");
-}
-
-/* Whether a hook is set, 1, none, 0, or an error, -1. */
-static int has_hooks(Form *form) {
-    int hooked = is_hooked(form->hooks, enter_hook);
-    return hooked ? hooked : is_hooked(form->hooks, exit_hook);
-}
-
-/* The blocks of a grid of programs. */
-static int read_grid(Form *form, PyObject *grid, unsigned blocks[3]) {
-    for (Py_ssize_t i = 0; i < 3; i++)
-        blocks[i] = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
-    blocks[0] *= form->num_ctas;
-    return !PyErr_Occurred();
-}
-
-/* A launch of so many blocks in the current stream. */
-static int configure(Form *form, const unsigned blocks[3], Config *config) {
-    *config = form->config;
-    config->attributes = form->attributes;
-    memcpy(config->grid, blocks, sizeof(config->grid));
-    PyObject *stream = PyObject_CallOneArg(form->stream_of, form->number);
-    if (!stream)
-        return 0;
-    config->stream = (void *)bits_of(stream);
-    Py_DECREF(stream);
-    return !PyErr_Occurred() && has_context(form->device);
 }
 
 /* Put all parameters of a launch together. */
@@ -368,25 +265,70 @@ static int add_all(Launch *launch, Form *form, PyObject *arguments) {
     launch->form = form;
     launch->slot = launch->parameters = launch->num_patches = 0;
     launch->used = 0;
-    if (!add_arguments(launch, arguments))
+    /* No scratch memory, neither the program's nor a profiler's. */
+    if (!add_arguments(launch, arguments) || !add_number(launch, 0) || !add_number(launch, 0))
         return 0;
-    for (int i = 0; i < 2; i++) { /* no scratch memory, neither the program's nor a profiler's */
-        uint64_t *place = next(launch, 8);
-        if (!place)
-            return 0;
-        *place = 0;
-    }
     if (launch->parameters == form->num_parameters)
         return 1;
     PyErr_SetString(PyExc_TypeError, "a kernel got fewer arguments than it has");
     return 0;
 }
 
-static int start(Form *form, const Config *config, void **pointers) {
+/* Whether a hook of Triton is set, such as a profiler's: one, or a chain of some; -1: an error. */
+static int has_hooks(Form *form) {
+    PyObject *names[] = {launch_enter_hook, launch_exit_hook};
+    int set = 0;
+    for (int i = 0; i < 2 && !set; i++) {
+        PyObject *hook = PyObject_GetAttr(form->hooks, names[i]), *chain = NULL;
+        if (!hook)
+            return -1;
+        if (hook != Py_None && !(chain = PyObject_GetAttr(hook, calls)))
+            PyErr_Clear();
+        set = PyObject_IsTrue(chain ? chain : hook);
+        Py_XDECREF(chain);
+        Py_DECREF(hook);
+    }
+    return set;
+}
+
+/* The blocks of a grid of one to three dimensions. */
+static int read_grid(Form *form, PyObject *grid, unsigned blocks[3]) {
+    for (Py_ssize_t i = 0; i < 3; i++) {
+        uint64_t number = i < PyTuple_GET_SIZE(grid) ? bits_of(PyTuple_GET_ITEM(grid, i)) : 1;
+        blocks[i] = number *= i ? 1 : form->num_ctas;
+        if (number > INT32_MAX && !PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a grid has too many programs");
+    }
+    return !PyErr_Occurred();
+}
+
+/* A thread that never used the GPU has no context of CUDA. */
+static int has_context(int device) {
+    void *context = NULL;
+    if (!checked(cuda.context(&context), "to tell the context"))
+        return 0;
+    return context || (checked(cuda.retain(&context, device), "a context") &&
+                       checked(cuda.set_context(context), "a context"));
+}
+
+/* Launch so many blocks in the current stream, of parameters at these places in memory. Other
+   threads may run meanwhile, so the memory is the caller's own. */
+static int start(Form *form, const unsigned blocks[3], char *memory, const uint16_t *places) {
+    void *pointers[MAX_PARAMETERS];
+    Config config = form->config;
     int error = 0;
+    config.attributes = form->attributes;
+    memcpy(config.grid, blocks, sizeof(config.grid));
+    PyObject *stream = PyObject_CallOneArg(form->stream_of, form->number);
+    config.stream = stream ? (void *)bits_of(stream) : NULL;
+    Py_XDECREF(stream);
+    if (PyErr_Occurred() || !has_context(form->device))
+        return 0;
+    for (int i = 0; i < form->num_parameters; i++)
+        pointers[i] = memory + places[i];
     Py_BEGIN_ALLOW_THREADS;
-    if (config->grid[0] && config->grid[1] && config->grid[2])
-        error = cuda.launch(config, form->function, pointers, NULL);
+    if (blocks[0] && blocks[1] && blocks[2])
+        error = cuda.launch(&config, form->function, pointers, NULL);
     Py_END_ALLOW_THREADS;
     return checked(error, "a launch");
 }
@@ -394,7 +336,6 @@ static int start(Form *form, const Config *config, void **pointers) {
 static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
     PyObject *grid, *arguments;
     unsigned blocks[3];
-    Config config;
     Launch launch;
     if (!PyArg_ParseTuple(given, "O!O!", &PyTuple_Type, &grid, &PyTuple_Type, &arguments))
         return NULL;
@@ -402,75 +343,10 @@ static PyObject *Form_call(Form *self, PyObject *given, PyObject *named) {
     if (hooked)
         return hooked < 0 ? NULL : PyObject_Call(self->otherwise, given, NULL);
     launch.patches = NULL;
-    if (!read_grid(self, grid, blocks) || !configure(self, blocks, &config) ||
-        !add_all(&launch, self, arguments) ||
-        !start(self, &config, launch.pointers))
+    if (!read_grid(self, grid, blocks) || !add_all(&launch, self, arguments) ||
+        !start(self, blocks, launch.memory, launch.places))
         return NULL;
     Py_RETURN_NONE;
-}
-
-/* Add a slot for a type of the signature, and what it needs of parameters, checked with the driver:
-   None, a format, a list of types, or (type, swizzle, bytes, box) of a descriptor. */
-static int add_slot(Form *self, PyObject *kind);
-
-static int has_size(Form *self, size_t bytes) {
-    size_t offset, size = 0;
-    if (cuda.parameter(self->function, self->num_parameters++, &offset, &size))
-        size = 0;
-    if (size == bytes)
-        return 1;
-    PyErr_Format(PyExc_ValueError, "parameter %d has %zu bytes and not %zu",
-                 self->num_parameters - 1, size, bytes);
-    return 0;
-}
-
-static int add_slots(Form *self, PyObject *kinds) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(kinds); i++)
-        if (!add_slot(self, PyList_GET_ITEM(kinds, i)))
-            return 0;
-    return 1;
-}
-
-static int add_slot(Form *self, PyObject *kind) {
-    Slot *more = PyMem_Realloc(self->slots, (self->num_slots + 1) * sizeof(Slot));
-    if (!more) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    self->slots = more;
-    Slot *slot = self->slots + self->num_slots++;
-    memset(slot, 0, sizeof(Slot));
-    slot->kind = 'S';
-    if (kind == Py_None)
-        return 1;
-    if (PyList_Check(kind)) {
-        slot->kind = 'T';
-        slot->count = PyList_GET_SIZE(kind);
-        return add_slots(self, kind);
-    }
-    if (PyTuple_Check(kind)) {
-        PyObject *box;
-        slot->kind = 'D';
-        if (!PyArg_ParseTuple(kind, "iiiO!", &slot->type, &slot->swizzle, &slot->bytes,
-                              &PyTuple_Type, &box))
-            return 0;
-        int rank = slot->count = PyTuple_GET_SIZE(box);
-        if (rank > MAX_RANK) {
-            PyErr_SetString(PyExc_ValueError, "a descriptor has too many dimensions");
-            return 0;
-        }
-        for (int i = 0; i < rank; i++)
-            slot->box[i] = bits_of(PyTuple_GET_ITEM(box, rank - 1 - i));
-        int fits = has_size(self, MAP_BYTES);
-        for (int i = 0; i < 2 * rank; i++)
-            fits = fits && has_size(self, i < rank ? 4 : 8);
-        return fits;
-    }
-    const char *text = PyUnicode_AsUTF8(kind);
-    if (!text)
-        return 0;
-    slot->kind = text[0];
-    return has_size(self, text[0] == 'b' ? 1 : text[0] == 'h' ? 2 : strchr("if", text[0]) ? 4 : 8);
 }
 
 static void Form_dealloc(Form *self) {
@@ -482,69 +358,82 @@ static void Form_dealloc(Form *self) {
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+/* A copy of so many bytes; NULL: an error of Python. */
+static void *copied(const void *what, size_t bytes) {
+    void *copy = PyMem_Malloc(bytes + 1);
+    return copy ? memcpy(copy, what, bytes) : PyErr_NoMemory();
+}
+
 static PyObject *Form_new(PyTypeObject *type, PyObject *given, PyObject *named) {
     unsigned long long handle;
-    int cooperative, after_previous;
-    PyObject *kinds;
+    int parameters;
+    unsigned threads, shared, num_ctas;
+    PyObject *device, *stream_of, *hooks, *otherwise;
+    const char *attributes, *slots;
+    Py_ssize_t attributes_size, slots_size;
+    if (!PyArg_ParseTuple(given, "KO!IIIy#y#iOOO", &handle, &PyLong_Type, &device, &threads,
+                          &shared, &num_ctas, &attributes, &attributes_size, &slots, &slots_size,
+                          &parameters, &stream_of, &hooks, &otherwise))
+        return NULL;
+    unsigned number = attributes_size / sizeof(Attribute);
+    if (number > MAX_ATTRIBUTES || parameters > MAX_PARAMETERS)
+        return PyErr_Format(PyExc_ValueError, "a kernel has too many parameters");
     Form *self = (Form *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    Config *config = &self->config;
-    if (!PyArg_ParseTuple(given, "KO!IIippO!OOO", &handle, &PyLong_Type, &self->number,
-                          &config->block[0], &config->shared, &self->num_ctas, &cooperative,
-                          &after_previous, &PyList_Type, &kinds, &self->stream_of, &self->hooks,
-                          &self->otherwise)) {
-        self->number = self->stream_of = self->hooks = self->otherwise = NULL;
-        goto failed;
-    }
-    Py_INCREF(self->number);
-    Py_INCREF(self->stream_of);
-    Py_INCREF(self->hooks);
-    Py_INCREF(self->otherwise);
-    self->device = PyLong_AsLong(self->number);
+    self->number = Py_NewRef(device);
+    self->stream_of = Py_NewRef(stream_of);
+    self->hooks = Py_NewRef(hooks);
+    self->otherwise = Py_NewRef(otherwise);
+    self->device = PyLong_AsLong(device);
     self->function = (void *)handle;
-    config->block[1] = config->block[2] = 1;
-    Attribute *attributes = self->attributes;
-    if (after_previous)
-        attributes[config->number++] = (Attribute){AFTER_PREVIOUS, {1}};
-    if (cooperative)
-        attributes[config->number++] = (Attribute){COOPERATIVE, {1}};
-    if (self->num_ctas != 1) {
-        attributes[config->number++] = (Attribute){CLUSTER, {self->num_ctas, 1, 1}};
-        attributes[config->number++] = (Attribute){SPREAD, {1}};
-    }
-    if (add_slots(self, kinds) && has_size(self, 8) && has_size(self, 8))
-        return (PyObject *)self;
-failed:
-    Py_DECREF(self);
-    return NULL;
+    self->num_ctas = num_ctas;
+    self->num_parameters = parameters;
+    self->num_slots = slots_size / sizeof(Slot);
+    self->config = (Config){.block = {threads, 1, 1}, .shared = shared, .number = number};
+    memcpy(self->attributes, attributes, number * sizeof(Attribute));
+    self->slots = copied(slots, slots_size);
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
-
-static PyMemberDef Form_members[] = {
-    {"otherwise", T_OBJECT_EX, offsetof(Form, otherwise), READONLY, "launches as Triton does"},
-    {NULL, 0, 0, 0, NULL},
-};
 
 static PyTypeObject FormType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Form",
-    .tp_doc = "Form(function, device, threads, shared, num_ctas, cooperative, after_previous, "
-              "kinds, stream_of, hooks, otherwise): a compiled kernel. form(grid, arguments) "
-              "launches it in the current stream; with hooks, otherwise(grid, arguments) does.",
+    .tp_doc = "Form(function, device, threads, shared, num_ctas, attributes, slots, parameters, "
+              "stream_of, hooks, otherwise): a compiled kernel, with arrays of its launch's "
+              "attributes and of its arguments' slots, and the number of its parameters. "
+              "form(grid, arguments) launches it in the current stream; with hooks, "
+              "otherwise(grid, arguments) does.",
     .tp_basicsize = sizeof(Form),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_members = Form_members,
     .tp_new = Form_new,
     .tp_call = (ternaryfunc)Form_call,
     .tp_dealloc = (destructor)Form_dealloc,
 };
 
+/* sizes(function): the bytes of each parameter, as the driver knows them. */
+static PyObject *sizes_of(PyObject *self, PyObject *handle) {
+    void *kernel = (void *)bits_of(handle);
+    size_t offset, bytes;
+    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
+    for (int i = 0; found && !cuda.parameter(kernel, i, &offset, &bytes); i++) {
+        PyObject *one = PyLong_FromSize_t(bytes);
+        if (!one || PyList_Append(found, one) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(one);
+    }
+    return found;
+}
+
 /* Steps: launches whose parameters but for addresses are known */
 
 typedef struct {
     Form *form;
-    int num_patches;
     unsigned grid[3];
-    size_t used, *places; /* of all parameters, in their memory */
+    int num_patches;
+    size_t used;
+    uint16_t *places; /* of all parameters, in their memory */
     char *memory;
     Patch *patches;
 } Step;
@@ -568,116 +457,113 @@ static void Steps_dealloc(Steps *self) {
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static void *copied(const void *what, size_t bytes) {
-    void *copy = PyMem_Malloc(bytes + 1);
-    return copy ? memcpy(copy, what, bytes) : PyErr_NoMemory();
-}
-
-static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named) {
-    Steps *self = (Steps *)type->tp_alloc(type, 0);
-    PyObject *takes, *launches, *arguments, *grid;
+/* Fill in a step, of a (form, grid, arguments), with places for so many tensors. */
+static int make_step(Step *step, PyObject *given, int tensors) {
+    PyObject *grid, *arguments;
     Form *form;
     Patch patches[MAX_PATCHES];
     Launch launch;
     launch.patches = patches;
-    if (!self || !PyArg_ParseTuple(given, "iO!O!", &self->num_given, &PyTuple_Type, &takes,
-                                   &PyTuple_Type, &launches))
-        goto failed;
+    if (!PyArg_ParseTuple(given, "O!O!O!", &FormType, &form, &PyTuple_Type, &grid, &PyTuple_Type,
+                          &arguments) ||
+        !read_grid(form, grid, step->grid) || !add_all(&launch, form, arguments))
+        return 0;
+    for (int i = 0; i < launch.num_patches; i++)
+        if (patches[i].tensor < 0 || patches[i].tensor >= tensors) {
+            PyErr_SetString(PyExc_ValueError, "a place is that of no tensor");
+            return 0;
+        }
+    step->form = (Form *)Py_NewRef(form);
+    step->used = launch.used;
+    step->num_patches = launch.num_patches;
+    step->places = copied(launch.places, launch.parameters * sizeof(uint16_t));
+    step->memory = copied(launch.memory, launch.used);
+    step->patches = copied(patches, launch.num_patches * sizeof(Patch));
+    return step->places && step->memory && step->patches;
+}
+
+static PyObject *Steps_new(PyTypeObject *type, PyObject *given, PyObject *named) {
+    PyObject *takes, *launches;
+    int number;
+    if (!PyArg_ParseTuple(given, "iO!O!", &number, &PyTuple_Type, &takes, &PyTuple_Type, &launches))
+        return NULL;
+    Py_ssize_t tensors = number + PyTuple_GET_SIZE(takes), steps = PyTuple_GET_SIZE(launches);
+    if (number < 0 || tensors > MAX_TENSORS || !steps)
+        return PyErr_Format(PyExc_ValueError, "%zd launches of %zd tensors are no steps", steps,
+                            tensors);
+    Steps *self = (Steps *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
     self->takes = Py_NewRef(takes);
-    int tensors = self->num_given + PyTuple_GET_SIZE(takes);
-    self->steps = PyMem_Calloc(PyTuple_GET_SIZE(launches) + 1, sizeof(Step));
-    if (!self->steps || tensors > MAX_TENSORS)
-        goto failed;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(launches); i++) {
-        Step *step = self->steps + self->num_steps;
-        size_t places[MAX_PARAMETERS];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, i), "O!O!O!", &FormType, &form,
-                              &PyTuple_Type, &grid, &PyTuple_Type, &arguments) ||
-            !add_all(&launch, form, arguments) || !read_grid(form, grid, step->grid))
-            goto failed;
-        for (int j = 0; j < launch.parameters; j++)
-            places[j] = (char *)launch.pointers[j] - launch.memory;
-        for (int j = 0; j < launch.num_patches; j++)
-            if (patches[j].tensor < 0 || patches[j].tensor >= tensors)
-                goto failed;
+    self->num_given = number;
+    self->steps = PyMem_Calloc(steps, sizeof(Step));
+    int fits = self->steps || PyErr_NoMemory();
+    for (Py_ssize_t i = 0; fits && i < steps; i++) {
         self->num_steps++;
-        step->form = (Form *)Py_NewRef(form);
-        step->used = launch.used;
-        step->num_patches = launch.num_patches;
-        step->places = copied(places, launch.parameters * sizeof(size_t));
-        step->memory = copied(launch.memory, launch.used);
-        step->patches = copied(patches, launch.num_patches * sizeof(Patch));
-        if (!step->places || !step->memory || !step->patches)
-            goto failed;
+        fits = make_step(self->steps + i, PyTuple_GET_ITEM(launches, i), tensors);
     }
+    if (!fits)
+        Py_CLEAR(self);
     return (PyObject *)self;
-failed:
-    if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "no such steps are possible");
-    Py_XDECREF(self);
-    return NULL;
 }
 
 static int launch_step(const Step *step, const uint64_t *addresses) {
     _Alignas(MAP_BYTES) char memory[MAX_BYTES];
-    void *pointers[MAX_PARAMETERS];
-    Config config;
-    if (!configure(step->form, step->grid, &config))
-        return 0;
     memcpy(memory, step->memory, step->used);
-    for (int i = 0; i < step->form->num_parameters; i++)
-        pointers[i] = memory + step->places[i];
     for (int i = 0; i < step->num_patches; i++) {
         const Patch *patch = step->patches + i;
-        uint64_t address = addresses[patch->tensor];
+        char *place = memory + patch->place;
         if (!patch->map)
-            memcpy(memory + patch->place, &address, 8);
-        else if (!encode(patch->map, memory + patch->place, address, patch->sizes, patch->steps,
-                         patch->fill))
+            memcpy(place, addresses + patch->tensor, 8);
+        else if (!encode(patch->map, place, addresses[patch->tensor], patch->fill))
             return 0;
     }
-    return start(step->form, &config, pointers);
+    return start(step->form, step->grid, memory, step->places);
 }
 
-/* None if a hook is set or a tensor is not aligned: nothing is launched then. */
+/* None if a hook is set or a tensor is not aligned: nothing is launched then. What was taken is
+   returned, and so lives until all is launched. */
 static PyObject *Steps_call(Steps *self, PyObject *given, PyObject *named) {
     uint64_t addresses[MAX_TENSORS], all = 0;
     Py_ssize_t taken = PyTuple_GET_SIZE(self->takes);
-    int hooked = self->num_steps ? has_hooks(self->steps[0].form) : 0;
     if (PyTuple_GET_SIZE(given) != self->num_given)
         return PyErr_Format(PyExc_TypeError, "%d tensors are wanted", self->num_given);
-    for (int i = 0; i < self->num_given; i++)
+    for (int i = 0; i < self->num_given; i++) {
         all |= addresses[i] = address_of(PyTuple_GET_ITEM(given, i));
-    if (hooked < 0 || PyErr_Occurred())
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    int hooked = has_hooks(self->steps[0].form);
+    if (hooked < 0)
         return NULL;
     if (hooked || all % 16)
         Py_RETURN_NONE;
     PyObject *found = PyTuple_New(taken);
-    for (Py_ssize_t i = 0; found && i < taken; i++) {
-        PyObject *function, *arguments, *x = NULL;
-        if (PyArg_ParseTuple(PyTuple_GET_ITEM(self->takes, i), "OO!", &function, &PyTuple_Type,
-                             &arguments))
-            x = PyObject_Call(function, arguments, NULL);
-        if (!x)
-            goto failed;
-        PyTuple_SET_ITEM(found, i, x);
-        addresses[self->num_given + i] = address_of(x);
+    int fits = found != NULL;
+    for (Py_ssize_t i = 0; fits && i < taken; i++) {
+        PyObject *maker, *arguments, *x = NULL;
+        if (PyArg_ParseTuple(PyTuple_GET_ITEM(self->takes, i), "OO!", &maker, &PyTuple_Type,
+                             &arguments) &&
+            (x = PyObject_Call(maker, arguments, NULL))) {
+            PyTuple_SET_ITEM(found, i, x);
+            addresses[self->num_given + i] = address_of(x);
+        }
+        fits = !PyErr_Occurred();
     }
-    for (int i = 0; found && i < self->num_steps; i++)
-        if (PyErr_Occurred() || !launch_step(self->steps + i, addresses))
-            goto failed;
+    for (int i = 0; fits && i < self->num_steps; i++)
+        fits = launch_step(self->steps + i, addresses);
+    if (!fits)
+        Py_CLEAR(found);
     return found;
-failed:
-    Py_DECREF(found);
-    return NULL;
 }
 
 static PyTypeObject StepsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Steps",
-    .tp_doc = "Steps(number, takes, launches): so many tensors are given, each of `takes` makes one "
-              "more, a function and its arguments, and forms are launched, each a (form, grid, arguments) with a Place "
-              "where a tensor will be. steps(*tensors) returns those that were taken; None if "
-              "nothing was done: a hook is set, or a tensor is not aligned to 16 bytes.",
+    .tp_doc = "Steps(number, takes, launches): so many tensors are given, each of `takes` makes "
+              "one more, a function and its arguments, and forms are launched, each a (form, "
+              "grid, arguments) with a Place where a tensor will be. steps(*tensors) returns "
+              "those that were taken; None if nothing was done: a hook is set, or a tensor is not "
+              "aligned to 16 bytes.",
     .tp_basicsize = sizeof(Steps),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = Steps_new,
@@ -692,56 +578,56 @@ typedef struct {
     char bytes[4096];
 } Key;
 
-static int put(Key *key, char mark, uint64_t number) {
+static int put(Key *key, char mark, uint64_t bits) {
     if (key->used + 9 > sizeof(key->bytes))
         return 0;
     key->bytes[key->used] = mark;
-    memcpy(key->bytes + key->used + 1, &number, 8);
+    memcpy(key->bytes + key->used + 1, &bits, 8);
     key->used += 9;
     return 1;
 }
 
 /* Put what a kernel is compiled for of a tensor: its type and device, and whether boxes reach it;
-   0 if it is not on the device, -1 being any, or an error. */
+   0 if it is not on the device, or an error. */
 static int put_form(Key *key, PyObject *x, int64_t wanted) {
     PyObject *kind = PyObject_GetAttr(x, dtype);
     if (!kind)
         return 0;
     Py_DECREF(kind); /* types of torch are there for good */
     uint64_t address = address_of(x);
-    int64_t device = number_of(x, get_device, 1);
-    return !PyErr_Occurred() && (wanted < 0 || device == wanted) && put(key, 'x', (uint64_t)kind) &&
-           put(key, address % 16 ? 'u' : 'a', (uint64_t)device);
+    int64_t device = PyErr_Occurred() ? 0 : number_of(x, get_device, 1);
+    return !PyErr_Occurred() && (wanted == ANY_DEVICE || device == wanted) &&
+           put(key, 'x', (uint64_t)kind) && put(key, address % 16 ? 'u' : 'a', (uint64_t)device);
 }
 
 /* Put all that decides how a tensor is served; 0 if it is unusual, or an error. Its shape goes to
    `dims` if it is contiguous and has four dimensions, else 0. */
 static int put_tensor(Key *key, PyObject *x, int64_t device, int64_t dims[4]) {
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    dims[0] = 0;
+    if ((type != tensor && type != parameter) || !put_form(key, x, device) ||
+        number_of(x, is_neg, 1) || !put(key, 'r', number_of(x, requires_grad, 0)))
+        return 0;
+    PyObject *sizes = PyObject_GetAttr(x, shape);
+    PyObject *steps = sizes ? PyObject_CallMethodNoArgs(x, stride) : NULL;
+    Py_ssize_t rank = steps ? PyTuple_GET_SIZE(sizes) : 0;
+    int fits = steps && put(key, 's', rank);
+    int is_contiguous = rank == 4;
     int64_t apart = 1;
-    PyTypeObject *type = Py_TYPE(x);
-    if ((PyObject *)type != tensor && (PyObject *)type != parameter)
-        return 0;
-    if (!put_form(key, x, device) || number_of(x, is_neg, 1))
-        return 0;
-    if (!put(key, 'r', number_of(x, requires_grad, 0)))
-        return 0;
-    for (int i = 0; i < 2; i++) {
-        PyObject *found = i ? PyObject_CallMethodNoArgs(x, stride) : PyObject_GetAttr(x, shape);
-        int fits = found && PyTuple_Check(found) && put(key, 's', PyTuple_GET_SIZE(found));
-        for (Py_ssize_t j = 0; fits && j < PyTuple_GET_SIZE(found); j++) {
-            uint64_t number = bits_of(PyTuple_GET_ITEM(found, j));
-            fits = (i || number) && put(key, 'n', number); /* an empty tensor is unusual */
-            if (!i && j < 4)
-                dims[j] = PyTuple_GET_SIZE(found) == 4 ? (int64_t)number : 0;
-        }
-        for (Py_ssize_t j = 3; fits && i && dims[0] && j >= 0; apart *= dims[j--])
-            if ((int64_t)bits_of(PyTuple_GET_ITEM(found, j)) != apart)
-                dims[0] = 0;
-        Py_XDECREF(found);
-        if (!fits)
-            return 0;
+    for (Py_ssize_t i = rank - 1; fits && i >= 0; i--) {
+        uint64_t size = bits_of(PyTuple_GET_ITEM(sizes, i));
+        uint64_t step = bits_of(PyTuple_GET_ITEM(steps, i));
+        fits = size && put(key, 'n', size) && put(key, 'n', step); /* none is empty */
+        is_contiguous = is_contiguous && (int64_t)step == apart;
+        if (rank == 4)
+            dims[i] = size;
+        apart *= size;
     }
-    return 1;
+    if (!is_contiguous)
+        dims[0] = 0;
+    Py_XDECREF(sizes);
+    Py_XDECREF(steps);
+    return fits && !PyErr_Occurred();
 }
 
 /* Put an option: None, a number, a text, or a tuple of these; 0 if it is unusual. */
@@ -811,9 +697,8 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
     PyObject *graded = PyObject_CallNoArgs(is_grad_enabled);
     if (!graded)
         return NULL;
-    int fits = put_option(&key, graded) && put_option(&key, given[2]);
+    int fits = put_option(&key, graded) && put_option(&key, given[2]), is_plain = 1;
     Py_DECREF(graded);
-    int is_plain = 1;
     similar = key;
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(given[1]); i++) {
         PyObject *x = PyTuple_GET_ITEM(given[1], i);
@@ -823,7 +708,8 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
         if (x == Py_None || before < i)
             fits = put(&key, 'm', x == Py_None ? (uint64_t)-1 : (uint64_t)before);
         else if ((fits = put_tensor(&key, x, device, i < 3 ? dims[i] : unused)) && i < 3)
-            fits = put(&similar, 'x', number_of(x, requires_grad, 0)) && put_form(&similar, x, -1);
+            fits = put(&similar, 'r', number_of(x, requires_grad, 0)) &&
+                   put_form(&similar, x, device);
         is_plain = is_plain && (i < 3) == (x != Py_None);
     }
     if (!fits) {
@@ -831,10 +717,14 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
         Py_RETURN_NONE;
     }
     if (is_plain && put_similar(&similar, dims))
-        return Py_BuildValue("y#y#nnn", key.bytes, key.used, similar.bytes, similar.used,
-                             (Py_ssize_t)dims[0][0], (Py_ssize_t)dims[0][1], (Py_ssize_t)dims[1][1]);
-    return Py_BuildValue("y#Onnn", key.bytes, key.used, Py_None, (Py_ssize_t)0, (Py_ssize_t)0,
-                         (Py_ssize_t)0);
+        return Py_BuildValue("y#y#LLL", key.bytes, key.used, similar.bytes, similar.used,
+                             dims[0][0], dims[0][1], dims[1][1]);
+    return Py_BuildValue("y#Oiii", key.bytes, key.used, Py_None, 0, 0, 0);
+}
+
+/* Put that something is compared as an object of Python: the next one of others. */
+static int put_aside(Key *key, PyObject *others, PyObject *x) {
+    return put(key, 'y', 0) && !PyList_Append(others, x);
 }
 
 /* Put what Triton's compiler knows of an argument; what is no number and no tensor goes to others.
@@ -849,38 +739,41 @@ static int put_kind(Key *key, PyObject *x, PyObject *others) {
         int is_short = !overflow && number == (int32_t)number;
         if (number == 1 && !overflow)
             return put(key, 'i', 1);
-        return put(key, 'i', 2 + (bits_of(x) % 16 == 0) + 2 * is_short);
+        return put(key, 'i', 2 + (bits_of(x) % 16 == 0) + 2 * is_short + 4 * !!overflow);
     }
     if (type == &PyFloat_Type)
         return put(key, 'f', 0);
     if (PyTuple_Check(x)) {
-        int fits = put(key, 't', PyTuple_GET_SIZE(x)) && !PyList_Append(others, (PyObject *)type);
+        int fits = put(key, 't', PyTuple_GET_SIZE(x)) && put_aside(key, others, (PyObject *)type);
         for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(x); i++)
             fits = put_kind(key, PyTuple_GET_ITEM(x, i), others);
         return fits;
     }
     if (PyObject_TypeCheck(x, (PyTypeObject *)tensor))
-        return put_form(key, x, -1);
+        return put_form(key, x, ANY_DEVICE);
     if (PyObject_TypeCheck(x, (PyTypeObject *)function)) /* its hash is that of its source */
         return put(key, 'p', (uint64_t)x);
     if (PyObject_TypeCheck(x, (PyTypeObject *)constant)) { /* its hash is written in Python */
         PyObject *found = PyObject_GetAttr(x, value);
-        int fits = found && !PyList_Append(others, found);
+        int fits = found && put_aside(key, others, found);
         Py_XDECREF(found);
         return fits;
     }
     PyObject *of = PyObject_GetAttr(x, base), *box = of ? PyObject_GetAttr(x, block_shape) : NULL;
     PyErr_Clear();
-    PyObject *rest = box ? PySequence_Tuple(box) : Py_NewRef(x), *swizzled = NULL;
-    int fits = rest && (!box || put_form(key, of, -1)) && !PyList_Append(others, rest);
-    if (fits && box && (swizzled = PyObject_GetAttr(x, layout)))
-        fits = !PyList_Append(others, swizzled);
-    else if (fits)
-        PyErr_Clear(); /* a descriptor of Triton has no layout */
+    if (!box) {
+        Py_XDECREF(of);
+        return put_aside(key, others, x);
+    }
+    PyObject *sizes = PySequence_Tuple(box), *swizzled = PyObject_GetAttr(x, layout);
+    if (!swizzled)
+        PyErr_Clear(); /* a descriptor of Triton has none */
+    int fits = sizes && put_form(key, of, ANY_DEVICE) && put_aside(key, others, sizes) &&
+               put_aside(key, others, swizzled ? swizzled : Py_None);
     Py_XDECREF(swizzled);
-    Py_XDECREF(rest);
-    Py_XDECREF(box);
-    Py_XDECREF(of);
+    Py_XDECREF(sizes);
+    Py_DECREF(box);
+    Py_DECREF(of);
     return fits;
 }
 
@@ -906,7 +799,7 @@ static PyObject *kinds(PyObject *self, PyObject *const *given, Py_ssize_t number
         if (PyObject_TypeCheck(x, (PyTypeObject *)function))
             fits = put(&key, 'p', (uint64_t)x);
         else
-            fits = !PyList_Append(others, x);
+            fits = put_aside(&key, others, x);
     }
     if (fits && (found = PyBytes_FromStringAndSize(key.bytes, key.used))) {
         PyList_SET_ITEM(others, 0, found);
@@ -917,28 +810,17 @@ static PyObject *kinds(PyObject *self, PyObject *const *given, Py_ssize_t number
     return found;
 }
 
-/* prepare(Tensor, Parameter, JITFunction, constexpr, Place, watchers, is_grad_enabled) */
+/* prepare(driver, Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled) */
 static PyObject *prepare(PyObject *self, PyObject *given) {
-    if (!PyArg_ParseTuple(given, "OOOOOO!O", &tensor, &parameter, &function, &constant,
-                          &place_type, &PyTuple_Type, &watchers, &is_grad_enabled))
+    const char *driver;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(given, "y#OOOOO!O", &driver, &size, &tensor, &parameter, &function,
+                          &constant, &PyTuple_Type, &watchers, &is_grad_enabled))
         return NULL;
     Py_INCREF(given); /* and so all of these, for good */
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
-    struct {
-        const char *name;
-        void *target;
-    } wanted[] = {
-        {"cuLaunchKernelEx", &cuda.launch},      {"cuTensorMapEncodeTiled", &cuda.encode},
-        {"cuFuncGetParamInfo", &cuda.parameter}, {"cuCtxGetCurrent", &cuda.context},
-        {"cuCtxSetCurrent", &cuda.set_context},  {"cuDevicePrimaryCtxRetain", &cuda.retain},
-        {"cuGetErrorString", &cuda.message},     {"cuDriverGetVersion", &cuda.version},
-    };
-    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
-        void *found = library ? dlsym(library, wanted[i].name) : NULL;
-        if (!found)
-            return PyErr_Format(PyExc_ImportError, "CUDA's driver has no %s", wanted[i].name);
-        memcpy(wanted[i].target, &found, sizeof(found));
-    }
+    if (size != sizeof(cuda))
+        return PyErr_Format(PyExc_ValueError, "the driver has %zd bytes of addresses", size);
+    memcpy(&cuda, driver, sizeof(cuda));
     if (!checked(cuda.version(&driver_version), "its version"))
         return NULL;
     Py_RETURN_NONE;
@@ -956,7 +838,10 @@ static PyMethodDef functions[] = {
      "multiple of 16, or needs 64 bits; of a descriptor its box. Of an argument whose byte in "
      "`unread` is not 0 only whether it is None; constants as they are."},
     {"prepare", prepare, METH_VARARGS,
-     "prepare(Tensor, Parameter, JITFunction, constexpr, Place, watchers, is_grad_enabled): once, before all else."},
+     "prepare(driver, Tensor, Parameter, JITFunction, constexpr, watchers, is_grad_enabled): "
+     "before all else; with an array of the addresses of the driver's functions."},
+    {"sizes", sizes_of, METH_O,
+     "sizes(function): the bytes of each of its parameters, as the driver knows them."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {
@@ -964,16 +849,11 @@ static struct PyModuleDef module = {
 };
 
 PyMODINIT_FUNC PyInit_launch(void) {
-    PyObject **names[] = {&data_ptr, &base, &shape, &strides, &stride, &padding, &dtype,
-                          &get_device, &requires_grad, &is_neg, &calls, &enter_hook, &exit_hook,
-                          &zero, &block_shape, &layout, &value, &number_name};
-    const char *texts[] = {"data_ptr", "base", "shape", "strides", "stride", "padding", "dtype",
-                           "get_device", "requires_grad", "is_neg", "calls", "launch_enter_hook",
-                           "launch_exit_hook", "zero", "block_shape", "layout", "value",
-                           "number"};
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
-        if (!(*names[i] = PyUnicode_InternFromString(texts[i])))
-            return NULL;
+#define NAME(name)                                                                              \
+    if (!(name = PyUnicode_InternFromString(#name)))                                            \
+        return NULL;
+    NAMES
+#undef NAME
     PyObject *made = PyModule_Create(&module);
     if (!made || PyType_Ready(&FormType) < 0 || PyType_Ready(&StepsType) < 0 ||
         PyModule_AddObjectRef(made, "Form", (PyObject *)&FormType) < 0 ||

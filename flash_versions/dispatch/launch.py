@@ -8,9 +8,11 @@ new length is no new class. What knows classes and launches is written in C (`la
 compiled once, as Triton compiles its own launchers; where that is not possible, Triton launches.
 """
 
+import ctypes
 import logging
+import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,16 @@ from triton.runtime.jit import JITFunction
 MOST_SHARED = 228 * 1024  # bytes; above that, Triton's launcher sets another attribute
 # The types of Triton's signatures by the format of `struct` that has their size.
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "b", "u8": "b",
-           "u16": "h", "u32": "i", "u64": "q", "fp32": "f", "fp64": "d"}  # fmt: skip
+           "u16": "h", "u32": "I", "u64": "q", "fp32": "f", "fp64": "d"}  # fmt: skip
+# What `launch.c` calls of CUDA's driver, in its order.
+DRIVER = ("cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuFuncGetParamInfo", "cuCtxGetCurrent",
+          "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuGetErrorString",
+          "cuDriverGetVersion")  # fmt: skip
+ATTRIBUTE = struct.Struct("=Q3I52x")  # of a launch: its number and up to three parts of its value
+COOPERATIVE, CLUSTER, SPREAD, AFTER_PREVIOUS = 2, 4, 5, 6  # `CUlaunchAttributeID`
+SLOT = struct.Struct("=5i5I")  # `Slot` of `launch.c`
+MOST_DIMS = 5  # of a descriptor
+SCRATCH = [8, 8]  # bytes of a kernel's last parameters, two addresses, which are 0 here
 # What changes operations on tensors of torch, or watches them, is truthy.
 WATCHERS = (
     torch._C._len_torch_dispatch_stack,
@@ -33,7 +44,9 @@ WATCHERS = (
     torch._C._get_tracing_state,
     torch.is_autocast_enabled,
 )
-take: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+# What the code of torch.compile takes memory by, by the type of a device: it takes half the time of
+# `torch.empty_strided`, because it asks for no dispatch mode. Of GPUs it is the current one.
+TAKE: dict[str, Any] = {"cuda": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)}
 Form = Callable[[tuple[int, ...], tuple], Any]  # form(grid, arguments) launches a kernel
 
 
@@ -41,10 +54,13 @@ Form = Callable[[tuple[int, ...], tuple], Any]  # form(grid, arguments) launches
 def native() -> Any:
     """The module of `launch.c`; None where it cannot be had."""
     try:
+        library = ctypes.CDLL("libcuda.so.1")
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in DRIVER]
         source = Path(__file__).with_suffix(".c").read_text()
         module = compile_module_from_src(source, "launch")
-        types = torch.Tensor, torch.nn.Parameter, JITFunction, tl.constexpr, Place
-        module.prepare(*types, WATCHERS, torch.is_grad_enabled)
+        types = torch.Tensor, torch.nn.Parameter, JITFunction, tl.constexpr
+        addresses = struct.pack(f"{len(DRIVER)}Q", *found)
+        module.prepare(addresses, *types, WATCHERS, torch.is_grad_enabled)
     except Exception as error:  # no compiler, another or an older driver: calls take longer
         logging.getLogger(__name__).debug("kernels are launched by Triton: %s", error)
         return None
@@ -128,34 +144,58 @@ def make_form(compiled: Any, values: tuple) -> Form:
     descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
     types = sys.modules[type(run).__module__].TMA_DTYPE_DEVICE_TO_HOST
     try:
+        slots = list(slots_of(compiled.src.signature.values(), descriptors, types))
+        sizes = [size for _, parameters in slots for size in parameters] + SCRATCH
+        if module.sizes(compiled.function) != sizes:
+            raise ValueError("it has other parameters")
         return module.Form(
             compiled.function, driver.get_current_device(), 32 * num_warps, shared, num_ctas,
-            run.launch_cooperative_grid, run.launch_pdl,
-            [slot_of(x, descriptors, types) for x in compiled.src.signature.values()],
+            attributes_of(run, num_ctas), b"".join(slot for slot, _ in slots), len(sizes),
             driver.get_current_stream, knobs.runtime, by_triton
         )  # fmt: skip
-    except (KeyError, StopIteration, ValueError) as error:
+    except (KeyError, ValueError, struct.error) as error:
         logging.getLogger(__name__).debug("%s is launched by Triton: %s", compiled.name, error)
         return by_triton
 
 
-def slot_of(kind: Any, descriptors: Any, types: dict) -> Any:
-    """A type of a kernel's signature, as `Form` takes it.
+def attributes_of(run: Any, num_ctas: int) -> bytes:
+    """What Triton's launcher sets of a launch, as CUDA's driver reads it."""
+    found = []
+    if run.launch_pdl:
+        found.append((AFTER_PREVIOUS, 1, 0, 0))
+    if run.launch_cooperative_grid:
+        found.append((COOPERATIVE, 1, 0, 0))
+    if num_ctas != 1:
+        found += [(CLUSTER, num_ctas, 1, 1), (SPREAD, 1, 0, 0)]
+    return b"".join(ATTRIBUTE.pack(*x) for x in found)
+
+
+def slots_of(kinds: Iterable, descriptors: Any, types: dict) -> Iterator[tuple[bytes, list[int]]]:
+    """The types of a kernel's signature: each as a slot of `launch.c`, and the bytes of the
+    parameters that it has; the parts of a tuple come behind it.
 
     Raises:
-        KeyError, StopIteration, ValueError: it is none that a `Form` passes on.
+        KeyError, ValueError, struct.error: one is none that a `Form` passes on.
     """
-    if isinstance(kind, tuple):
-        return [slot_of(x, descriptors, types) for x in kind]
-    if kind == "constexpr":
-        return None
-    if kind.startswith("tensordesc"):
-        about = next(descriptors)
-        if about["fp4_padded"] or about.get("is_im2col"):
-            raise ValueError("a descriptor is of another kind")
-        box = tuple(about["block_size"])
-        return types[about["elem_type"]], about["swizzle"], about["elem_size"], box
-    return "P" if kind.startswith("*") else FORMATS[kind]
+    for kind in kinds:
+        if isinstance(kind, tuple):
+            yield SLOT.pack(ord("T"), len(kind), *[0] * 8), []
+            yield from slots_of(kind, descriptors, types)
+        elif kind == "constexpr":
+            yield SLOT.pack(ord("S"), *[0] * 9), []
+        elif kind.startswith("tensordesc"):
+            about = next(descriptors, None)
+            if about is None or about["fp4_padded"] or about.get("is_im2col"):
+                raise ValueError("a descriptor is of another kind")
+            box = about["block_size"][::-1]  # the innermost dimension first, as CUDA has them
+            numbers = types[about["elem_type"]], about["swizzle"], about["elem_size"]
+            rest = [0] * (MOST_DIMS - len(box))
+            slot = SLOT.pack(ord("D"), len(box), *numbers, *box, *rest)
+            yield slot, [128, *[4] * len(box), *[8] * len(box)]
+        else:
+            letter = "P" if kind.startswith("*") else FORMATS[kind]
+            size = 8 if letter == "P" else struct.calcsize(letter)
+            yield SLOT.pack(ord(letter), *[0] * 9), [size]
 
 
 def launch_by_triton(compiled: Any, values: tuple, grid: tuple[int, ...], arguments: tuple) -> None:
@@ -170,12 +210,12 @@ def described(arguments: tuple) -> list:
 
 def taking(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -> tuple:
     """What takes memory for a tensor of this shape and these strides, a function and its arguments:
-    on the current GPU what the code of torch.compile calls. That takes half the time of
-    `torch.empty_strided`, because it asks for no dispatch mode.
+    on a GPU, the current one.
     """
-    if take is not None and device.type == "cuda":
-        return take, (*size, dtype)
-    return empty_strided, (*size, dtype, device)
+    shape, strides = size
+    if (take := TAKE.get(device.type)) is not None:
+        return take, (tuple(shape), tuple(strides), dtype)  # it refuses a torch.Size
+    return empty_strided, (shape, strides, dtype, device)
 
 
 def empty_strided(*about: Any) -> torch.Tensor:
@@ -191,7 +231,9 @@ def empty(size: tuple[tuple, tuple], dtype: torch.dtype, device: torch.device) -
 
 
 def is_boxed(x: Any) -> bool:
-    """Whether an argument is a `tma.Box`, a tensor, its shape and its strides."""
+    """Whether an argument is a `tma.Box`, a tensor, and what its descriptor has for shape and
+    strides.
+    """
     return type(x) is tuple and len(x) == 4 and hasattr(x[0], "steps")
 
 

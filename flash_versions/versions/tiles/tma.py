@@ -21,8 +21,8 @@ from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
 class Box:
     """How tensors are cut into boxes: of a tensor that is not `undescribable` it gives the
-    descriptor. (box, tensor, shape, strides), which are the tensor's, is what a `Plan` takes in its
-    place: CUDA's driver needs no object of Triton.
+    descriptor. (box, tensor, shape, strides), which are the descriptor's, is what a `Plan` takes in
+    its place: CUDA's driver needs no object of Triton.
 
     Args:
         like: a descriptor with such boxes, of any tensor. It was checked; to copy it and change the

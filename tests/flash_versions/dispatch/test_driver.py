@@ -1,6 +1,7 @@
 """Launches by CUDA's driver alone are those of Triton's launcher, byte for byte."""
 
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from flash_versions import attention
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd import call
 from flash_versions.dispatch.autograd.call import known, look, similar
+from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.tiles.tma import swizzled_box
 from tests.flash_versions.dispatch.test_launch import CALLS, by_heads, late, step
 from tests.helpers.kernels.driver import driven
@@ -56,8 +58,12 @@ def copy_kernel(desc, x, SIZE: gl.constexpr):
 def both(cuda, form, grid, arguments):
     """What a form launches, and what Triton does."""
     assert type(form) is launch.native().Form, "the driver alone does not launch it"
-    by_triton = form.otherwise
-    return cuda.of(form, grid, arguments), cuda.of(by_triton, grid, arguments)
+    mine = cuda.of(form, grid, arguments)
+    knobs.runtime.launch_exit_hook.add(nothing := lambda metadata: None)
+    try:
+        return mine, cuda.of(form, grid, arguments)
+    finally:
+        knobs.runtime.launch_exit_hook.remove(nothing)
 
 
 def arguments(numbers, optional=None):
@@ -117,14 +123,14 @@ def compare_boxes(strided, rows, dtype, cuda):
         x = torch.zeros(2, rows, 3, 192, dtype=dtype)[..., 64:128]
     box, out = swizzled_box(dtype, 64, 64), torch.zeros(32, dtype=torch.int64)
     plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
-    boxed = box, x, x.shape, x.stride()
+    boxed = box, x, *box.steps(x.shape, x.stride())
     plan.launch((1,), (boxed, out))
     mine, theirs = both(cuda, plan.form, (1,), (boxed, out))
     assert mine == theirs
     assert mine == cuda.of(plan.form, (1,), (box(x), out)), "a descriptor does as well"
     one = x[:1]
-    without = box, one, x.shape[1:], x.stride()[1:]
-    assert cuda.of(plan.form, (1,), (box(one), out)) == cuda.of(plan.form, (1,), (without, out))
+    boxed = box, one, *box.steps(one.shape, one.stride())
+    assert cuda.of(plan.form, (1,), (box(one), out)) == cuda.of(plan.form, (1,), (boxed, out))
 
 
 @pytest.mark.parametrize("case", ["plain", "packed", "wide", "slopes", "a sink"])
@@ -158,13 +164,13 @@ def test_attention_is_launched_as_by_triton(case, cuda, monkeypatch):
 def test_steps_launch_what_triton_launches(name, case, cuda, monkeypatch):
     """With the same memory taken, a call that came before is the same to the byte."""
     make, options = CALLS[case]
-    leaves, memory, empty_strided = make(), {}, torch.empty_strided
+    leaves, memory, empty_strided = make(), {}, launch.TAKE["cpu"]
     do, taken = torch.ones(2, 256, 4, leaves[2].shape[3]).bfloat16(), []
 
-    def take(*size, dtype, device):
-        taken.append((*size, dtype, len(taken)))
+    def take(*about):
+        taken.append((*about, len(taken)))
         if taken[-1] not in memory:
-            memory[taken[-1]] = empty_strided(*size, dtype=dtype, device=device)
+            memory[taken[-1]] = empty_strided(*about)
         return memory[taken[-1]]
 
     def call():
@@ -172,7 +178,7 @@ def test_steps_launch_what_triton_launches(name, case, cuda, monkeypatch):
         o = attention(*leaves, version=name, **options)
         torch.autograd.grad(o, leaves, do)
 
-    monkeypatch.setattr(torch, "empty_strided", take)
+    monkeypatch.setitem(launch.TAKE, "cpu", take)
     for _ in range(3):
         call()
     (found,) = known.values()
@@ -218,7 +224,7 @@ def test_steps_are_launches_with_other_addresses(cuda):
     x, out, more = torch.zeros(2, 80, 3, 64, dtype=torch.float16), torch.zeros(32), torch.zeros(64)
     box = swizzled_box(torch.float16, 64, 64)
     plan = launch.Plan(launch.Launcher(copy_kernel), None, {"SIZE": 32}, (box,))
-    boxed = box, x, x.shape, x.stride()
+    boxed = box, x, *box.steps(x.shape, x.stride())
     plan.launch((1,), (boxed, out.long()))
     given = arguments((5, 7, 9))
     form = launch.Launcher(any_kernel)((3, 2), given, {"BLOCK": 16})
@@ -246,7 +252,9 @@ def test_steps_are_launches_with_other_addresses(cuda):
     assert cuda.of(steps, late_one, out) == b"" and steps(late_one, out) is None
     with pytest.raises(TypeError, match="2 tensors"):
         steps(x)
-    with pytest.raises(ValueError, match="no such steps"):
+    with pytest.raises(AttributeError, match="data_ptr"):
+        steps(x, "out")
+    with pytest.raises(ValueError, match="place"):
         launch.native().Steps(0, (), launches)
 
 
@@ -276,6 +284,51 @@ def test_a_backward_whose_tensors_are_unlike_the_forward_s_takes_no_steps(
     assert counts[1:] in (["plan"] * 3, [1, "plan", "plan", "plan"])
 
 
+class OfAnotherCopy(NamedTuple):
+    """A place as another copy of the package has it, such as one from the Kernels Hub."""
+
+    number: int
+
+
+def test_what_steps_take_lives_until_all_is_launched(cuda):
+    """And not longer than the results: a GPU's memory may be taken again once it is let go."""
+    taken, alive = [], []
+
+    def take():
+        x = torch.zeros(256)
+        taken.append(weakref.ref(x))
+        return x
+
+    form = launch.Launcher(store_kernel)((4,), (torch.zeros(256), 7), {})
+    given = ((form, (4,), (OfAnotherCopy(0), 7)),) * 3
+    steps = launch.native().Steps(0, ((take, ()), (take, ())), given)
+    with cuda.told(lambda: alive.append([x() is not None for x in taken])):
+        found = steps()
+    assert alive == [[True, True]] * 3
+    del found
+    assert [x() for x in taken] == [None, None]
+
+
+def test_an_error_in_steps_is_raised_and_keeps_nothing(cuda):
+    taken = []
+
+    def take(fails):
+        if fails:
+            raise MemoryError("no memory")
+        x = torch.zeros(256)
+        taken.append(weakref.ref(x))
+        return x
+
+    form = launch.Launcher(store_kernel)((4,), (torch.zeros(256), 7), {})
+    given = ((form, (4,), (launch.PLACES[0], 7)),)
+    steps = launch.native().Steps(0, ((take, (False,)), (take, (True,))), given)
+    with pytest.raises(MemoryError, match="no memory"):
+        steps()
+    assert taken[0]() is None
+    with pytest.raises(RuntimeError, match="refused a launch: invalid argument"):
+        form((1, 70_000), (torch.zeros(256), 7))
+
+
 def test_a_hook_of_triton_is_called(cuda, monkeypatch):
     given, seen = arguments((5, 7, 9)), []
     form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
@@ -293,6 +346,10 @@ WRONG: dict[str, tuple[Callable, str]] = {
     "a number for a tuple": (lambda given: (*given[:2], 5, *given[3:]), "tuple"),
     "a tensor for a number": (lambda given: (given[0], given[0], *given[2:]), "only integer|int"),
     "a text for a pointer": (lambda given: ("x", *given[1:]), "data_ptr"),
+    "64 bits for 32": (lambda given: (given[0], 2**31, *given[2:]), "32 bits"),
+    "more below 0": (lambda given: (given[0], -(2**40), *given[2:]), "32 bits"),
+    "a shape without strides": (lambda given: (*given[:3], (1, 2), *given[4:]), "index"),
+    "another rank": (lambda given: (*given[:3], (1, given[0], (1,), (1,)), *given[4:]), "rank"),
 }  # fmt: skip
 
 
@@ -301,8 +358,12 @@ def test_wrong_arguments_are_refused(case, cuda):
     change, sentence = WRONG[case]
     given = arguments((5, 7, 9))
     form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
-    with pytest.raises((TypeError, AttributeError), match=sentence):
+    with pytest.raises(
+        (TypeError, AttributeError, OverflowError, ValueError, IndexError), match=sentence
+    ):
         form((1,), change(given))
+    with pytest.raises(ValueError, match="too many programs"):
+        form((2**32 + 1,), given)
 
 
 def test_where_the_module_cannot_be_had_triton_launches(cuda, monkeypatch):
@@ -357,6 +418,20 @@ def test_the_same_object_twice_is_told_apart(cuda):
     cuts = torch.tensor([0, 3])
     given = [(q, k, v, cuts, other) for other in (cuts, cuts.clone(), None)]
     assert len({key_of(x, ()) for x in given}) == 3
+
+
+def test_a_number_that_is_a_tensor_has_a_key(cuda):
+    """It is refused later, by a sentence."""
+    q, k, v = q_k_v()
+    for _ in range(3):
+        assert key_of((q, k, v, torch.tensor(1.0), torch.ones(4)), ()) is not None
+        with pytest.raises(ValueError, match="alibi_slopes has shape"):
+            attention(q, k, v, alibi_slopes=torch.tensor(1.0))
+
+
+def test_a_tensor_of_another_device_has_no_key(cuda, monkeypatch):
+    monkeypatch.setattr(call, "current_device", lambda: 0)
+    assert key_of(q_k_v(), ()) is None
 
 
 class Marked(torch.Tensor):
@@ -425,4 +500,94 @@ def test_private_names_of_torch_are_there():
         "is_autocast_enabled",
     }  # fmt: skip
     if torch.version.cuda:
-        assert launch.take is not None and hasattr(torch._C, "_cuda_getDevice")
+        assert launch.TAKE["cuda"] is not None and hasattr(torch._C, "_cuda_getDevice")
+
+
+# What a version is asked for
+
+
+def ints(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def dense(B=2, M=6, N=16):
+    return [torch.randn(B, n, 2, 64) for n in (M, N, N)]
+
+
+def packed(total=9):
+    return [torch.randn(total, 2, 64) for _ in range(3)]
+
+
+def on_pages(*shape):
+    return [torch.randn(*shape, 2, 64), *torch.randn(2, 8, 4, 2, 64)]
+
+
+CUT = {"cu_seqlens_q": ints(0, 4, 9)}
+TABLE = ints(*range(8)).view(2, 4)
+ASKED: dict[str, tuple[Callable, dict]] = {
+    "plain": (dense, {"causal": True}),
+    "exact": (dense, {"batch_invariant": True}),
+    "packed": (packed, CUT),
+    "packed by two": (packed, CUT | {"cu_seqlens_k": ints(0, 2, 9)}),
+    "pages": (lambda: on_pages(2, 1), {"block_table": TABLE, "kv_lengths": ints(13, 2)}),
+    "packed on pages": (lambda: on_pages(9), CUT | {"block_table": TABLE}),
+    "a part of a table": (lambda: on_pages(2, 1), {"block_table": TABLE[:, :2]}),
+    "packed, batched keys": (lambda: [packed()[0], *dense()[1:]], CUT),
+    "lengths": (dense, {"kv_lengths": ints(13, 2), "kv_starts": ints(1, 1)}),
+    "one length for all": (dense, {"kv_lengths": ints(13).expand(2)}),
+    "every other length": (dense, {"kv_lengths": ints(13, 7, 2, 7)[::2]}),
+    "one slope for all": (dense, {"alibi_slopes": torch.ones(1).expand(2)}),
+    "a column of sinks": (dense, {"sink": torch.randn(2, 3)[:, 1]}),
+    "an end for all": (dense, {"query_ends": ints(3).expand(16)}),
+    "ends of heads": (dense, {"query_ends": torch.randint(6, (2, 2, 16))}),
+    "ends of all sequences": (dense, {"query_ends": torch.randint(6, (2, 16))}),
+    "a negative view": (lambda: [torch._neg_view(x) for x in dense()], {}),
+    "strides of 0": (lambda: [x[:, :1].expand(x.shape) for x in dense()], {}),
+    "one query": (lambda: [x[:, ::16] if x.shape[1] == 16 else x[:, 3:4] for x in dense()], {}),
+    "no keys": (lambda: dense(N=0), {}),
+    "no sequences": (lambda: dense(B=0), {}),
+}
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("case", ASKED)
+def test_a_version_is_asked_for_what_make_request_says(case, needs_grad, cuda, monkeypatch):
+    """By a call that never came, and by those like it; results and gradients have the shapes of the
+    caller's tensors.
+    """
+    make, options = ASKED[case]
+    if needs_grad and "block_table" in options:
+        pytest.skip("pages have no gradients")
+    asked = []
+
+    def forward(request):
+        asked.append(request)
+        batch, length, heads, _ = request.q.shape
+        return torch.zeros(*request.q.shape[:3], 64), torch.zeros(batch, heads, length), None
+
+    def gradients(request, o, lse, statistics, do, dlse):
+        asked.append(request)
+        assert o.shape == do.shape and o.dim() == 4 and lse.dim() == 3
+        sink = request.sink
+        return *map(torch.zeros_like, request[:3]), sink if sink is None else sink.clone()
+
+    monkeypatch.setattr(call, "planned", lambda version, request: (forward, None))
+    monkeypatch.setattr(call, "planned_backward", lambda *given: gradients)
+    for _ in range(3):
+        asked.clear()
+        leaves = [x.requires_grad_(needs_grad) for x in make()]
+        expected = make_request(*leaves, return_lse=True, **options)
+        o, lse = attention(*leaves, version="fa2", return_lse=True, **options)
+        assert o.shape == leaves[0].shape
+        assert lse.dim() == o.dim() - 1
+        if needs_grad:
+            o.sum().backward()
+            assert [x.grad.shape for x in leaves] == [x.shape for x in leaves]
+        assert len(asked) == 1 + needs_grad
+        for found in asked:
+            for name, x, y in zip(Request._fields, found, expected):
+                if not isinstance(y, torch.Tensor):
+                    assert type(x) is type(y) and x == y, name
+                    continue
+                assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype), name
+                assert torch.equal(x, y), name

@@ -372,7 +372,9 @@ def arguments(rng):
     """Arguments of the kernel, of all kinds that Triton tells apart."""
     memory = torch.zeros(64, dtype=rng.choice([torch.float16, torch.bfloat16]))
     x = memory[rng.choice([0, 1, 8]) :]
-    number = partial(rng.choice, [1, 2, 16, 17, 32, 0, -16, 2**31 - 1, 2**31, 2**40, -(2**31)])
+    number = partial(
+        rng.choice, [1, 2, 16, 17, 32, 0, -16, 2**31 - 1, 2**31, 2**40, -(2**31), 2**63, True]
+    )
     pair = rng.choice([(x, number()), (x, None), (None, number())])
     return rng.choice([x, None]), number(), pair, rng.choice([1.0, 2.0])
 
@@ -396,6 +398,7 @@ def test_kinds_are_what_triton_tells_apart(kinds_of):
         both.add((kind, form))
     assert len(both) == len(kinds), "one kind, two forms"
     assert len(both) == len(compiled), "one form, two kinds"
+    assert kinds_of((True, 5)) != kinds_of((5, True)), "which is which is told, too"
 
 
 def test_a_copied_descriptor_is_like_a_new_one_and_keeps_no_tensor():

@@ -42,6 +42,7 @@ class Noted:
         self.library = ctypes.CDLL(f"{folder()}/libcuda.so.1")
         self.used = ctypes.c_size_t.in_dll(self.library, "bytes_noted")
         self.version = ctypes.c_int.in_dll(self.library, "driver_version")
+        self.when_launched = ctypes.c_void_p.in_dll(self.library, "when_launched")
         self.bytes = (ctypes.c_char * (1 << 20)).in_dll(self.library, "noted")
 
     def of(self, function, *arguments):
@@ -49,6 +50,16 @@ class Noted:
         self.used.value = 0
         function(*arguments)
         return self.bytes[: self.used.value]
+
+    @contextmanager
+    def told(self, function):
+        """Inside, a function is called at each launch."""
+        called = ctypes.CFUNCTYPE(None)(function)
+        self.when_launched.value = ctypes.cast(called, ctypes.c_void_p).value
+        try:
+            yield
+        finally:
+            self.when_launched.value = None
 
 
 @contextmanager
@@ -71,6 +82,8 @@ def driven(monkeypatch, version=13020):
     monkeypatch.setattr(JITFunction, "run", getattr(JITFunction.run, "__wrapped__"))  # noqa: B009
     monkeypatch.setattr(tile_scheduler.Counters, "take", lambda *given: pair)
     monkeypatch.setattr(call, "current_device", lambda: -1)
+    # It refuses what the one for GPUs refuses: the two have one function that reads arguments.
+    monkeypatch.setattr(launch, "TAKE", {"cpu": torch._C._dynamo.guards._empty_strided_cpu})
     monkeypatch.setattr(driver, "_active", Driver())
     notes = Noted()
     notes.version.value = version

@@ -1,5 +1,5 @@
-/* A driver of CUDA without a GPU: calls succeed, and launches are noted, byte for byte. What sizes
-   a kernel's parameters have it reads in the cubin. */
+/* A driver of CUDA without a GPU: it refuses what CUDA refuses, and launches are noted, byte for
+   byte. What sizes a kernel's parameters have it reads in the cubin. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,6 +14,7 @@ static Function functions[1024];
 static uintptr_t loaded;
 char noted[1 << 20];
 size_t bytes_noted;
+void (*when_launched)(void); /* called at each launch, if set */
 
 static void note(const void *what, size_t bytes) {
     if (bytes_noted + bytes <= sizeof(noted)) {
@@ -57,6 +58,12 @@ int cuFuncGetParamInfo(Function *function, size_t number, size_t *offset, size_t
 
 int cuLaunchKernelEx(const char *config, Function *function, void **parameters, void **extra) {
     unsigned attributes = *(unsigned *)(config + 48);
+    const unsigned *blocks = (const unsigned *)config;
+    if (!blocks[0] || !blocks[1] || !blocks[2] || blocks[0] > INT32_MAX || blocks[1] > 65535 ||
+        blocks[2] > 65535 || blocks[3] > 1024)
+        return 1;
+    if (when_launched)
+        when_launched();
     note(config, 28); /* grid, block, shared memory */
     note(config + 32, 8); /* the stream */
     for (unsigned i = 0; i < attributes; i++) {
@@ -75,6 +82,16 @@ int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uint64_t addr
                            const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
                            const uint32_t *steps, int interleave, int swizzle, int promotion,
                            int fill) {
+    static const int bytes_of[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+    if ((uintptr_t)map % 64 || address % 16 || !address || rank < 1 || rank > 5 || type > 12 ||
+        box[0] * bytes_of[type] % 16)
+        return 1;
+    for (uint32_t i = 0; i < rank; i++) {
+        if (!dims[i] || dims[i] > (uint64_t)1 << 32 || !box[i] || box[i] > 256 || steps[i] != 1)
+            return 1;
+        if (i + 1 < rank && (strides[i] % 16 || strides[i] >> 40))
+            return 1;
+    }
     memset(map, 0, 128);
     map[0] = address;
     map[1] = ~(uint64_t)0;
@@ -105,7 +122,7 @@ int driver_version;
 int cuDriverGetVersion(int *version) { *version = driver_version; return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuCtxGetCurrent(void **context) { *context = functions; return 0; }
-int cuGetErrorString(int error, const char **text) { *text = "no error"; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "invalid argument"; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return cuCtxGetCurrent(context); }
 int cuOccupancyMaxActiveClusters(int *n, void *function, void *config) { *n = 1; return 0; }
 int cuCtxSetCurrent(void *context) { return 0; }

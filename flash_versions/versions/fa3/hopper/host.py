@@ -360,18 +360,20 @@ class Sizes(NamedTuple):
     """What follows from the shapes and strides of a request.
 
     Attributes:
-        q, k, v, o, lse: shape and strides.
+        q, k, v, o: what their descriptors have for shape and strides; in FP8, None but for o.
+        of_o, of_lse: shape and strides.
         dtype: of o.
         grid: of the kernel.
         numbers: COUNTS and MORE_COUNTS.
         is_plain: whether the request has no optional tensors, and one panel.
     """
 
-    q: tuple
-    k: tuple
-    v: tuple
+    q: Any
+    k: Any
+    v: Any
     o: tuple
-    lse: tuple
+    of_o: tuple
+    of_lse: tuple
     dtype: torch.dtype
     grid: tuple[int]
     numbers: tuple
@@ -383,14 +385,17 @@ def measure(plan: Plan, request: Request) -> Sizes:
     q, k, v, about = request.q, request.k, request.v, plan.constants
     batch, length, heads, _ = q.shape
     dim = cdiv(v.shape[3], O_MULTIPLE) * O_MULTIPLE
-    o = (batch, length, heads, dim), (length * heads * dim, heads * dim, dim, 1)
-    lse = (batch, heads, length), (heads * length, length, 1)
+    of_o = (batch, length, heads, dim), (length * heads * dim, heads * dim, dim, 1)
+    of_lse = (batch, heads, length), (heads * length, length, 1)
     grid, numbers = (num_programs(request, plan.config),), numbers_of(request, plan.config)
     optional = about["LISTED"] or about["RAGGED"] or about["ALIBI"] or about["SINK"]
     optional = optional or about.get("SPLIT")
     is_plain = not (optional or about["FP8"] or about["PANELS"] + about["PANELS_V"] > 2)
-    of_q, of_k, of_v = [(x.shape, x.stride()) for x in (q, k, v)]
-    return Sizes(of_q, of_k, of_v, o, lse, request.out_dtype, grid, numbers, is_plain)
+    of_q = of_k = of_v = None  # in FP8, the kernel reads others
+    if not about["FP8"]:
+        of_q, of_k, of_v = [box.steps(x.shape, x.stride()) for box, x in zip(plan.boxes, (q, k, v))]
+    boxed = of_q, of_k, of_v, plan.boxes[3].steps(*of_o)
+    return Sizes(*boxed, of_o, of_lse, request.out_dtype, grid, numbers, is_plain)
 
 
 class Forward:
@@ -420,7 +425,9 @@ def steps_of(plan: Plan, sizes: Sizes, others: tuple, device: torch.device) -> t
     takes o, the LSE and counters, if the kernel has some.
     """
     q, k, v, o, lse, claims, *_ = PLACES
-    takes: tuple = taking(sizes.o, sizes.dtype, device), taking(sizes.lse, torch.float32, device)
+    takes: tuple = (
+        taking(sizes.of_o, sizes.dtype, device), taking(sizes.of_lse, torch.float32, device)
+    )  # fmt: skip
     if plan.config.scheduler == "dynamic":
         takes = *takes, (counters.take, (device,))
     at = claims if len(takes) > 2 else None
@@ -443,7 +450,7 @@ def resizing(
     device = request.q.device
     sms = devices[device].num_sms
     queries, per_tile, is_grid = config.queries, heads // config.heads, config.scheduler == "grid"
-    dim_v = like.o[0][3]
+    dim_v = like.of_o[0][3]
 
     def resize(batch: int, length: int, kv_length: int) -> tuple | None:
         rows = batch * heads
@@ -462,7 +469,8 @@ def resizing(
         section = max(section, config.heads)
         numbers = length, kv_length, heads, batch, section, *like.numbers[5:]
         grid = (tiles if is_grid else min(tiles, sms),)
-        sizes = Sizes(of_q, of_k, of_v, of_o, of_lse, like.dtype, grid, numbers, True)
+        q, k, v, o = [box.steps(*x) for box, x in zip(plan.boxes, (of_q, of_k, of_v, of_o))]
+        sizes = Sizes(q, k, v, o, of_o, of_lse, like.dtype, grid, numbers, True)
         return steps_of(plan, sizes, others, device)
 
     return resize
@@ -494,8 +502,8 @@ def launch(
     """
     q, k, v, config = request.q, request.k, request.v, plan.config
     device = q.device
-    o = empty(sizes.o, sizes.dtype, device)
-    lse = empty(sizes.lse, torch.float32, device)
+    o = empty(sizes.of_o, sizes.dtype, device)
+    lse = empty(sizes.of_lse, torch.float32, device)
     if plan.constants.get("SPLIT"):
         rows, width = sizes.grid[0] * config.block_q, sum(panel_widths(v.shape[3]))
         others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)

@@ -107,10 +107,10 @@ def steps_of(plan: BackwardPlan, request: Request, counts: Counts) -> tuple:
     places: Any = PLACES
     q, k, v, o, lse, do, dq, dk, dv, values, dq_sum, claims = places
     space = Workspace(k, v, do, values, dq_sum, dq, dk, dv, *[None] * 6)
-    of_do = in_order((*counts.outputs[0][0][:3], counts.outputs[2][0][3]))
-    main = tensors(request, q, space, plan, counts, of_do, claims)
+    main = tensors(request, q, space, plan, counts, counts.boxes[4], claims)
+    _, of_do = in_order((*counts.outputs[0][0][:3], counts.outputs[2][0][3]))
     launches = (
-        before(space, o, lse, None, None, plan.rows, counts, of_do[1]),
+        before(space, o, lse, None, None, plan.rows, counts, of_do),
         (plan, (counts.programs,), (*main, *counts.numbers)),
         behind(request, space, plan.rows, counts),
     )
@@ -178,7 +178,8 @@ def resizing(
             length, kv_length, heads, batch, section, *like.numbers[5:10], kv_length,
             *like.numbers[11:]
         )  # fmt: skip
-        at, apart, vector = [(x[0], x[1], *y) for x, y in zip(boxed, sizes)], of_do[1], VECTOR.value
+        at = [(box, x, *box.steps(*size)) for (box, x, *_), size in zip(boxed, sizes)]
+        apart, vector = of_do[1], VECTOR.value
         steps = apart[0] // vector, apart[2] // vector, apart[1] // vector
         ends = length, length, padded, heads, blocks
         return 6, takes_of(plan, dtype, device, [of_q, of_k, of_v], values, dq_sum), (
@@ -212,8 +213,8 @@ def tensors(
     of_do: tuple,
     claims: Any,
 ) -> tuple:
-    """The arguments of the kernel that are tensors, or their places. of_do: shape and strides of
-    dO. Claims: where programs claim tiles, of a dynamic scheduler.
+    """The arguments of the kernel that are tensors, or their places. of_do: what dO's descriptor
+    has for shape and strides. Claims: where programs claim tiles, of a dynamic scheduler.
     """
     values, constants = space.values, plan.constants
     absent: Any = plan.absent(values)
@@ -225,7 +226,7 @@ def tensors(
     turns = absent if space.turns is None else space.turns
     scheduler = constants.get("SCHEDULER")  # not of all kernels
     inner = space.values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    sizes = counts.values, *counts.inputs, of_do, counts.dq_sum, *counts.outputs[1:]
+    sizes = *counts.boxes[:4], of_do, *counts.boxes[5:]
     boxed = [(box, x, *size) for box, x, size in zip(plan.boxes, inner, sizes)]
     second: Any = ()
     if plan.boxes[8:]:
@@ -272,8 +273,11 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     inputs: list[tuple] = [(x.shape, stride) for x, stride in zip((q, k, v), strides)]
     if request.is_ragged and request.cu_seqlens_k is None:  # `prepare` puts them in order
         inputs[1:] = outputs[1:]
+    of_do = in_order((*q.shape[:3], v.shape[3]))
+    boxed = values, *inputs, of_do, dq_sum, *outputs[1:]
+    boxes = [box.steps(*size) for box, size in zip(plan.boxes, boxed)]
     programs = num_programs(request, config)
-    return Counts(strides, values, dq_sum, inputs, outputs, numbers, programs)
+    return Counts(strides, values, dq_sum, boxes, outputs, numbers, programs)
 
 
 def in_order(shape: tuple[int, ...]) -> tuple[tuple, tuple]:

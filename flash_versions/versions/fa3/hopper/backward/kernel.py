@@ -390,7 +390,7 @@ class Gradients:
         space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
         is_dynamic = plan.constants.get("SCHEDULER") == "dynamic"
         claims = counters.take(space.dq.device) if is_dynamic else None
-        of_do = space.do.shape, space.do.stride()
+        of_do = plan.boxes[4].steps(space.do.shape, space.do.stride())
         given = tensors(request, request.q, space, plan, counts, of_do, claims)
         plan.launch((counts.programs,), (*given, *counts.numbers))
         last, *arguments = behind(request, space, plan.rows, counts)

@@ -252,8 +252,9 @@ class Counts(NamedTuple):
         strides: of q, k and v.
         values: shape and strides of `Workspace.values`.
         dq_sum: the same of `Workspace.dq_sum`.
-        inputs: the same of q, k and v, as the main kernel gets them.
-        outputs: the same of dQ, dK and dV.
+        boxes: what the descriptors of the main kernel have for shape and strides, in the order of
+            `host.boxes_of`; that of dO, if it is contiguous.
+        outputs: shape and strides of dQ, dK and dV.
         numbers: the numbers of the main kernel.
         programs: of the main kernel.
     """
@@ -261,7 +262,7 @@ class Counts(NamedTuple):
     strides: tuple
     values: tuple[tuple, tuple]
     dq_sum: tuple[tuple, tuple]
-    inputs: list
+    boxes: list
     outputs: list
     numbers: tuple
     programs: int
