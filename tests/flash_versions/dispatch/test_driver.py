@@ -1,9 +1,12 @@
 """Launches by CUDA's driver alone are those of Triton's launcher, byte for byte."""
 
+import gc
 import random
+import tracemalloc
 import weakref
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -373,6 +376,43 @@ def test_where_the_module_cannot_be_had_triton_launches(cuda, monkeypatch):
     sizes = {len(cuda.of(launcher, (1,), given, {"BLOCK": 16})) for _ in range(2)}
     assert len(sizes) == 1 and sizes != {0}
     assert not launcher.forms
+
+
+def test_nothing_is_leaked(cuda):
+    """By what succeeds, nor by what fails on its way."""
+    module, given, tensors = launch.native(), arguments((5, 7, 9)), q_k_v()
+    form = launch.Launcher(any_kernel)((1,), given, {"BLOCK": 16})
+    placed = places(given, given[0])
+    launches = ((form, (1, 2), placed), (form, (3,), placed))
+    takes = ((torch.empty, (64,)),)
+    steps = module.Steps(1, takes, launches)
+    actions = {
+        "a key": lambda: look((*tensors, None, tensors[0]), ("auto", True, 0.5, (1, None))),
+        "no key": lambda: look((*tensors, [1], torch.eye(3).to_sparse()), ("auto", 2**70)),
+        "kinds": lambda: module.kinds(given, bytes(len(given)), (1, "x", any_kernel)),
+        "too few of kinds": lambda: module.kinds(given, b"", ()),
+        "a launch": lambda: form((3, 2), given),
+        "too many programs": lambda: form((2**32,), given),
+        "steps": lambda: steps(given[0]),
+        "a text for a tensor": lambda: steps("x"),
+        "new steps": lambda: module.Steps(1, takes, launches),
+        "a place of nothing": lambda: module.Steps(0, (), launches),
+        "no launch": lambda: module.Steps(1, takes, (*launches, (form, (1,), given[:2]))),
+        "memory that fails": lambda: module.Steps(1, ((torch.empty, ("x",)),), launches)(given[0]),
+    }  # fmt: skip
+    actions |= {name: partial(lambda f: form((1,), f(given)), f) for name, (f, _) in WRONG.items()}
+    for name, action in actions.items():
+        tracemalloc.start()
+        for n in range(300):
+            if n == 100:
+                gc.collect()
+                before, _ = tracemalloc.get_traced_memory()
+            with suppress(Exception):
+                action()
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert grown < 200 * 8, f"{name}: {grown} bytes"
 
 
 # Keys of calls
