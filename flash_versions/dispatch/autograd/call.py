@@ -109,8 +109,8 @@ class Call:
         made.__dict__ = {**self.__dict__, "forward": forward, "steps": forward.steps}
         made.gradients = {}
         if self.needs_grad:
-            found = gradients.resized(*lengths) if gradients is not None else None
-            if found is None:
+            resized = getattr(gradients, "resized", None)  # FA2's have none
+            if resized is None or (found := resized(*lengths)) is None:
                 return None
             made.gradients[False] = found
         made.strides = None

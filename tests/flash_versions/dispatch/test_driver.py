@@ -26,6 +26,7 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd import call
 from flash_versions.dispatch.autograd.call import known, look, similar
 from flash_versions.dispatch.request import Request, make_request
+from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.tiles.tma import swizzled_box
 from tests.flash_versions.dispatch.test_launch import CALLS, by_heads, late, step
 from tests.helpers.kernels.driver import driven
@@ -210,6 +211,23 @@ def test_lengths_that_never_came_are_served_by_a_call_that_is_like_them(cuda, mo
     assert len(made) < 40 and len(known) > 150 and len(similar) < 20
     monkeypatch.setattr(JITFunction, "run", None)  # nothing more is compiled
     run()
+
+
+def test_lengths_of_a_call_whose_gradients_are_left_to_fa2(cuda, monkeypatch):
+    """Its forward has steps, and its backward has none."""
+    lengths = []
+
+    def gradients(request, *given):
+        lengths.append(request.k.shape[1])
+        return *map(torch.zeros_like, request[:3]), None
+
+    monkeypatch.setattr(fa2_backward, "backward", gradients)
+    expected = [1024, 1024, 1152, 1280, 1152]
+    for N in expected:
+        shapes = (1, N, 32, 256), (1, N, 32, 256), (1, N, 32, 64)
+        leaves = [torch.zeros(x, dtype=torch.bfloat16, requires_grad=True) for x in shapes]
+        step("fa3", leaves, causal=True)
+    assert lengths == expected and similar
 
 
 def places(given, *tensors):
