@@ -9,7 +9,7 @@ from triton import knobs
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch.autograd.call import known
+from flash_versions.dispatch.autograd.call import known, similar
 
 pytestmark = pytest.mark.gpu
 
@@ -59,6 +59,13 @@ CALLS = {
     "pages": (
         pages, lambda: {"kv_lengths": cuts(500, 33), "block_table": cuts(*range(16)).view(2, 8)},
     ),
+    "packed on pages": (
+        lambda: [packed(9, heads=8, D=128)[0], *pages()[1:]],
+        lambda: {"cu_seqlens_q": cuts(0, 4, 9), "block_table": cuts(*range(16)).view(2, 8)},
+    ),
+    "packed, batched keys": (
+        lambda: [packed()[0], *dense()[1:]], lambda: {"cu_seqlens_q": cuts(0, 300, 700)},
+    ),
 }  # fmt: skip
 
 
@@ -107,6 +114,41 @@ def test_the_driver_gives_the_bits_of_triton_s_launches(case, version, by_triton
     for mine, theirs in zip(everything(), expected):
         for x, y in zip(mine, theirs, strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("D", [128, 256])
+def test_other_lengths_give_the_bits_of_triton_s_launches(D, by_triton):
+    """They are served by a call that is like them."""
+    inputs = [dense(1, M, M, 32, 32, D) for M in range(1024, 3072, 128)]
+
+    def both(leaves):
+        q, k, v = (x.detach().requires_grad_() for x in leaves)
+        o = attention(q, k, v, causal=True)
+        _, dk, dv = torch.autograd.grad(o, (q, k, v), torch.cos(o.detach()))
+        return o, dk, dv  # dQ is added up in any order
+
+    for leaves in inputs[:2] * 2:  # compiled, and known
+        both(leaves)
+    assert len(similar) == 1
+    found = [both(leaves) for leaves in inputs]
+    assert len(similar) == 1 and len(known) == len(inputs)
+    _, expected = by_triton(lambda: [both(leaves) for leaves in inputs])
+    for mine, theirs in zip(found, expected):
+        assert all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa3"])
+def test_lengths_and_slopes_that_are_one_number_for_all(version):
+    """Their stride is 0; a kernel reads copies."""
+    q, k, v = dense()
+    given = {"kv_lengths": cuts(77), "alibi_slopes": torch.ones(1, device="cuda") / 8}
+    sizes = {"kv_lengths": 2, "alibi_slopes": 4}
+    for name, x in given.items():
+        expanded = x.expand(sizes[name])
+        expected = attention(q, k, v, version=version, **{name: expanded.contiguous()})
+        for _ in range(3):
+            found = attention(q, k, v, version=version, **{name: expanded})
+            assert torch.equal(found, expected)
 
 
 def test_forms_are_known_to_the_driver(monkeypatch):
