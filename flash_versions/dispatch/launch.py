@@ -42,7 +42,6 @@ WATCHERS = (
     torch._C._len_torch_dispatch_stack,
     torch._C._functorch.peek_interpreter_stack,
     torch._C._get_tracing_state,
-    torch.is_autocast_enabled,
 )
 # What the code of torch.compile takes memory by, by the type of a device: it takes half the time of
 # `torch.empty_strided`, because it asks for no dispatch mode. Of GPUs it is the current one.

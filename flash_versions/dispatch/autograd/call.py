@@ -53,6 +53,8 @@ def look(tensors: tuple, options: tuple) -> tuple["Call | None", tuple | None]:
     module = native()
     if module is None or forward_ad._current_level >= 0:
         return None, None
+    if torch.is_autocast_enabled() and is_cast(*tensors[:3]):
+        return None, None
     keys = module.look(current_device(), tensors, options)
     if keys is None:
         return None, None
@@ -60,6 +62,12 @@ def look(tensors: tuple, options: tuple) -> tuple["Call | None", tuple | None]:
     if call is None and keys[1] is not None and (like := similar.get(keys[1])) is not None:
         call = like.resized(keys)
     return call, keys
+
+
+def is_cast(*tensors: Any) -> bool:
+    """Whether autocast, which is on, changes one of them."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return any(getattr(x, "dtype", None) != dtype for x in tensors)
 
 
 class Call:
