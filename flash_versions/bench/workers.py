@@ -93,7 +93,7 @@ class Worker:
                     return answer
             code = self.process.wait()
         except Empty:
-            return {"outcome": "failed", "why": f"did not end within {limit:g} s"}
+            return {"outcome": "failed", "why": f"did not end within {most:g} s"}
         except OSError:  # it ended before it read the task
             code = self.process.wait()
         self.errors.seek(0)
