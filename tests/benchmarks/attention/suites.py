@@ -31,6 +31,7 @@ from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
+from flash_versions.lessons import LESSONS  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
@@ -126,7 +127,7 @@ def squares(lengths, causal):
 
 def version(name, config=None):
     """A version as a function of a request; FA3's with a configuration of its backward."""
-    chosen = VERSIONS[name]
+    chosen = VERSIONS[name] if name in VERSIONS else LESSONS[name]
     if config is not None:
         backward = partial(kernel.backward, config=config)
         chosen = replace(chosen, kind_of=lambda request: None, backward=backward)
@@ -559,6 +560,22 @@ def invariance(name, small):
         yield found + calls(about, functions, one, (way,))
 
 
+LESSON = {"fa1": "fa1", "fa2": "fa2", "fa3-hopper": "fa3", "fa4-hopper": "fa4"}  # in the engine
+
+
+def lessons(name, small):
+    """Lessons beside the versions that have the same steps and every option."""
+    head_dim, mask = name.split()
+    head_dim, causal, length = int(head_dim), mask == "causal", 512 if small else 8192
+    heads, batch = (1, 1) if small else (HIDDEN // head_dim, TOKENS // length)
+    tensors = random_tensors(head_dim, length, length, heads, (head_dim,) * 2, batch, heads)
+    one = inputs(tensors, squares([length], causal), causal=causal)
+    about = {"name": name, "head_dim": head_dim, "S": length, "causal": causal}
+    names = [x for pair in LESSON.items() for x in (f"lesson-{pair[0]}", pair[1])]
+    yield calls(about, {x: version(x) for x in names}, one, WAYS[:1])
+    yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
+
+
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
@@ -577,6 +594,7 @@ SUITES = {
     "deterministic backward": (KINDS, deterministic),
     "divided groups": (DIVISIONS, divided_groups),
     "decode by TMA": ([*caches()], decoding),
+    "lessons": ([f"{x} {y}" for x in (128, 64) for y in ("causal", "full")], lessons),
     "invariance": (
         [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
     ),
