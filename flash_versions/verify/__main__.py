@@ -29,8 +29,8 @@ from flash_versions.verify import cases, pairs
 from flash_versions.verify.pairs import PAIRS
 from flash_versions.versions.fa4 import BLACKWELL
 
-CASES, QUICK, SIMULATED = 200, 40, 3
-MINUTES, QUICK_MINUTES = 8.0, 1.0  # then no call is begun; those that run and the timing take more
+CASES, QUICK, SIMULATED = 200, 24, 3
+MINUTES, QUICK_MINUTES = 8.0, 0.75  # then no call is begun; those that run and the timing take more
 PAIRS_TRIED, SIMULATED_PAIRS = 2000, 300
 LIMIT = 180.0  # seconds without a word; a kernel's first compilation takes some
 MOST_WORKERS, WORKER_BYTES = 16, 4 << 30  # processes, and the GPU's memory that each may need
@@ -207,17 +207,19 @@ def try_calls(names: list[str], count: int, options: argparse.Namespace) -> list
     Random(0).shuffle(tasks)
     for (name, number), answer in tried("calls", tasks, at_once, options):
         verdicts[name].cases.append({"number": number, **answer})
+    if not options.simulate:
+        time_versions([verdict for verdict in verdicts.values() if verdict.passed], options)
     for verdict in verdicts.values():
-        if verdict.passed and not options.simulate:
-            time_version(verdict, options)
         verdict.cases.sort(key=lambda row: (row["outcome"] != "failed", row["number"] or 0))
     return sorted(verdicts.values(), key=lambda verdict: verdict.passed)
 
 
-def time_version(verdict: Verdict, options: argparse.Namespace) -> None:
-    """Add the timing of a version, or that it failed."""
-    command = "flash_versions.verify.trial", "calls", "gpu"
-    for _, answer in answers([(verdict.version, None)], 1, command, options.limit, math.inf):
+def time_versions(verdicts: list[Verdict], options: argparse.Namespace) -> None:
+    """Add the timing of each version, or that it failed."""
+    of, command = {x.version: x for x in verdicts}, ("flash_versions.verify.trial", "calls", "gpu")
+    tasks: list[Task] = [(name, None) for name in of]
+    for (name, _), answer in answers(tasks, 1, command, options.limit, math.inf):
+        verdict = of[name]
         verdict.timing.extend(answer.get("timing", ()))
         if answer["outcome"] == "failed":
             verdict.cases.append({"number": None, "call": "timing", **answer})
