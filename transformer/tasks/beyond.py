@@ -56,19 +56,8 @@ def numbers_to_sort(rng: Random, count: int) -> tuple[int, ...]:
 
 def listed(rng: Random, items: tuple) -> str:
     """Items in a row, as people write them."""
-    separator, last = rng.choice(
-        (
-            (", ", " and "),
-            (", ", ", "),
-            (", ", ", "),
-            (", ", ", and "),
-            (" ", " "),
-            (",", ","),
-            ("  ", "  "),
-            (" , ", " , "),
-            ("; ", "; "),
-        )
-    )
+    alike = ((x, x) for x in (", ", ", ", " ", ",", "  ", " , ", "; "))
+    separator, last = rng.choice(((", ", " and "), (", ", ", and "), *alike))
     if len(items) == 2 and last == ",":
         last = ", "  # 12,345 is one number
     text = separator.join(map(str, items[:-1])) + last + str(items[-1])

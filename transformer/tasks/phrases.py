@@ -102,9 +102,7 @@ def bare(rng: Random, patterns: Sequence[str]) -> str:
         text = mistype(rng, text)
     if rng.random() < 0.04:
         text += text[-1] * rng.randint(1, 12)
-    return text + rng.choice(
-        ("", "", "", "", "!", "!", ".", ".", "?", "!!", "...", " :)", " !", ",")
-    )
+    return text + rng.choice((*4 * [""], *2 * ["!", "."], "?", "!!", "...", " :)", " !", ","))
 
 
 def respace(rng: Random, sentence: str, operands: Mapping[str, object]) -> str:
