@@ -50,7 +50,7 @@ PRACTICE: dict[Task, int] = {
     TASKS["count"]: 5,
     TASKS["small talk"]: 5,
     TASKS["unknown"]: 5,
-    TASKS["beyond"]: 10,
+    TASKS["beyond"]: 20,
 }
 
 

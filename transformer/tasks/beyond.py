@@ -4,9 +4,11 @@ Most are worded like those that it can answer and differ only in an operand: a f
 decimal point, a seventh number. So what is declined has to be read off the operands.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Any
 
 from transformer.tasks.phrases import (
     COMPARE,
@@ -17,10 +19,12 @@ from transformer.tasks.phrases import (
     in_words,
     number_text,
     say,
+    signed_text,
 )
 from transformer.tasks.unknown import some_word
 
 LONGEST = 6  # numbers that are still sorted
+BLANKS = (*5 * [""], "?", "?", "_", "...", "some", "what")  # in place of an operand
 
 
 def number_of(rng: Random, digits: int) -> int:
@@ -52,17 +56,10 @@ def numbers_to_sort(rng: Random, count: int) -> tuple[int, ...]:
 
 def listed(rng: Random, items: tuple) -> str:
     """Items in a row, as people write them."""
-    separator, last = rng.choice(
-        (
-            (", ", " and "),
-            (", ", ", "),
-            (", ", ", "),
-            (", ", ", and "),
-            (" ", " "),
-            (",", ","),
-            ("  ", "  "),
-        )
-    )
+    alike = ((x, x) for x in (", ", ", ", " ", ",", "  ", " , ", "; "))
+    separator, last = rng.choice(((", ", " and "), (", ", ", and "), *alike))
+    if len(items) == 2 and last == ",":
+        last = ", "  # 12,345 is one number
     text = separator.join(map(str, items[:-1])) + last + str(items[-1])
     return f"[{text}]" if separator == ", " == last and rng.random() < 0.1 else text
 
@@ -85,10 +82,14 @@ def _pair(rng: Random, draw: Callable[[Random], str]) -> dict[str, str]:
 
 def _decimal(rng: Random) -> str:
     places = rng.choice((1, 1, 1, 2, 2, 3))
-    point = "." if rng.random() < 0.95 else ","
+    point = "," if places < 3 and rng.random() < 0.06 else "."  # 1,234 is a whole number
     return (
         f"{number_of(rng, rng.choice((1, 1, 1, 2, 3)))}{point}{rng.randrange(10**places):0{places}}"
     )
+
+
+def _in_words(rng: Random) -> str:
+    return in_words(rng, number_of(rng, rng.choice((1, 2, 2, 3))))
 
 
 def _two_by_two(rng: Random) -> str:
@@ -108,25 +109,26 @@ def _sort(rng: Random, items: tuple) -> str:
 
 
 def _below(rng: Random) -> str:
-    number = -max(1, number_of(rng, rng.choice((1, 1, 2, 2, 3))))
-    return f"{rng.choice(('minus', 'negative'))} {-number}" if rng.random() < 0.1 else str(number)
+    return signed_text(rng, -max(1, number_of(rng, rng.choice((1, 1, 2, 2, 3)))))
 
 
-def _missing(rng: Random) -> str:
-    """A question that lacks an operand."""
-    section = rng.choice(("add", "subtract", "multiply", "compare", "sort", "words"))
-    if section == "words":
-        # Not dressed: "please" may be the word.
-        pattern = expand(rng, rng.choice(PATTERNS[rng.choice(("reverse", "letters"))]))
-        return pattern.replace("{word}", "").replace("  ", " ").strip()
-    if section == "sort":
-        numbers = rng.choice(("", "", "?", "...", _short(rng)))
-        return say(rng, SORT[rng.choice(tuple(SORT))], numbers=numbers).replace("  ", " ")
-    compared = section == "compare"
-    patterns = COMPARE[rng.choice(tuple(COMPARE))] if compared else PATTERNS[section]
-    operands = [_short(rng), rng.choice(("", "", "", "?", "?", "_", "...", "?"))]
-    rng.shuffle(operands)
-    return say(rng, patterns, a=operands[0], b=operands[1]).replace("  ", " ").strip()
+def _missing(rng: Random, of: tuple[str, ...]) -> str:
+    """A question that lacks a list, a word, or at least one of two numbers."""
+    section = rng.choice(of)
+    groups = {"compare": COMPARE, "sort": SORT}.get(section, {"": PATTERNS.get(section, ())})
+    patterns = rng.choice(tuple(groups.values()))
+    if section in ("reverse", "letters", "count"):
+        # Hardly dressed: "please" may be the word.
+        text = expand(rng, rng.choice(patterns)).replace("{word}", "").strip()
+        text = text.replace("{letter}", rng.choice("abcdefghijklmnopqrstuvwxyz"))
+        text = rng.choice((text, text.capitalize())) + rng.choice(("", "", "?", "?", ".", ":"))
+    else:
+        number = number_of(rng, rng.randint(1, 4))
+        words, below = in_words(rng, number), _below(rng)
+        given = rng.choice((*3 * [number_text(rng, number)], words, words, below, ""))
+        a, b = rng.sample((given, rng.choice(BLANKS)), 2)
+        text = say(rng, patterns, a=a, b=b, numbers=a + b)
+    return re.sub(" +", " ", text).strip()
 
 
 def _thousands(rng: Random) -> str:
@@ -140,32 +142,32 @@ def _long_sort(rng: Random) -> str:
 
 
 def _other_sort(rng: Random) -> str:
-    draw = rng.choice((some_word, some_word, _decimal, _long))
+    draw = rng.choice((some_word, some_word, _decimal, _long, _in_words))
     return _sort(rng, tuple(draw(rng) for _ in range(rng.randint(2, 6))))
 
 
 def _filled(rng: Random, section: str) -> str:
     """A sentence of a section, each slot filled in by itself."""
-    pattern = expand(rng, rng.choice(BEYOND[section]))
-    spelled = section == "chains" and rng.random() < 0.1
+    spelled = rng.random() < 0.15
     operands: dict[str, object] = {}
-    for i in range(pattern.count("{")):
-        before, _, rest = pattern.partition("{")
-        name, _, after = rest.partition("}")
-        pattern = f"{before}<{i}>{after}"
-        value = _SLOTS[name](rng)
-        operands[str(i)] = in_words(rng, value) if spelled and isinstance(value, int) else value
-    for i in range(len(operands)):
-        pattern = pattern.replace(f"<{i}>", "{" + str(i) + "}")
-    return say(rng, (pattern,), **operands)
+
+    def fill(slot: re.Match[str]) -> str:
+        value, name = _SLOTS[slot[1]](rng), str(len(operands))
+        words = spelled and isinstance(value, int) and rng.random() < 0.8
+        operands[name] = in_words(rng, value) if words else value
+        return f"{{{name}}}"
+
+    pattern = expand(rng, rng.choice(BEYOND[section]))
+    return say(rng, (re.sub(r"\{(\w+)\}", fill, pattern),), **operands)
 
 
-_SLOTS: dict[str, Callable[[Random], object]] = {
+_SLOTS: dict[str, Callable[[Random], Any]] = {
     "digit": lambda rng: rng.randint(2, 9),
     "small": lambda rng: number_of(rng, rng.choice((1, 2, 2, 3))),
     "large": _short,
     "long": _long,
     "word": some_word,
+    "group": lambda rng: f"({_short(rng)}{rng.choice('+-*')}{_short(rng)})",
 }
 BEYOND = group("beyond")
 KINDS: dict[str, Callable[[Random], str]] = {
@@ -185,6 +187,9 @@ KINDS: dict[str, Callable[[Random], str]] = {
     ),
     "products below zero": lambda rng: say(rng, PATTERNS["multiply"], **_pair(rng, _below)),
     "comparing below zero": lambda rng: _comparison(rng, _below),
-    "a missing number": _missing,
+    "a missing number": partial(
+        _missing, of=("add", "subtract", "distance", "multiply", "compare")
+    ),
+    "a missing list or word": partial(_missing, of=("sort", "reverse", "letters", "count")),
     **{name: partial(_filled, section=name) for name in BEYOND},
 }

@@ -58,8 +58,9 @@ WORDS = {name: tuple(" ".join(lines).split()) for name, lines in group("words").
 
 _alternatives = re.compile(r"\(([^()]*)\)")
 _operand = re.compile(r"(\{\w+\})")
-# What errors may touch: without its x, `9 x 5` is another question.
-_word = re.compile(r"\b(?!(?:x|km|cm|m)\b)[^\W\d_]+")
+_TEXTS = ("word", "letter")  # the operands that are no numbers
+# What errors may touch: without its x, `9 x 5` is another question, and eighty may become eight.
+_word = re.compile(r"\b(?!(?:x|km|cm|m|eighty)\b)[^\W\d_]+")
 
 
 def expand(rng: Random, pattern: str) -> str:
@@ -101,32 +102,32 @@ def bare(rng: Random, patterns: Sequence[str]) -> str:
         text = mistype(rng, text)
     if rng.random() < 0.04:
         text += text[-1] * rng.randint(1, 12)
-    return text + rng.choice(
-        ("", "", "", "", "!", "!", ".", ".", "?", "!!", "...", " :)", " !", ",")
-    )
+    return text + rng.choice((*4 * [""], *2 * ["!", "."], "?", "!!", "...", " :)", " !", ","))
 
 
 def respace(rng: Random, sentence: str, operands: Mapping[str, object]) -> str:
-    """A sentence with wide gaps, or glued to the digits in it: `12plus9`, `whatis 5+3`.
+    """A sentence with wide gaps, or glued to the numbers in it: `12plus9`, `whatis 5+3`.
 
-    The gap between two operands stays, and so does one before a minus sign: `sort-5` may be either.
+    The gap between two operands stays, one after a comma, too, and so does one before a minus sign:
+    `sort-5` may be either.
     """
     if rng.random() < 0.5:
         gap, often = rng.choice(("  ", "  ", "   ", "    ", "\t")), rng.choice((0.3, 1))
         return re.sub(" ", lambda _: gap if rng.random() < often else " ", sentence)
     parts = _operand.split(sentence)
-    values = ["", *(str(operands.get(name[1:-1], "")) for name in parts[1::2]), ""]
+    numbers = {"{" + x + "}": str(value) for x, value in operands.items() if x not in _TEXTS}
+    values = [numbers.get(name, "") for name in parts[1::2]]
     often = rng.choice((0.5, 1))
-    for i, (left, right) in enumerate(zip(values, values[1:])):
+    for i, (left, right) in enumerate(zip(["", *values], [*values, ""])):
         text = parts[2 * i]
-        if not text.strip():
+        if text.strip() in ("", ","):
             continue
-        if left[-1:].isdigit() and rng.random() < often:
+        if left[-1:].isalnum() and rng.random() < often:
             text = text.lstrip(" ")
-        if right[:1].isdigit() and rng.random() < often:
+        if right[:1].isalnum() and right[1:2] != " " and rng.random() < often:  # no "a hundred"
             text = text.rstrip(" ")
-        if rng.random() < 0.3:
-            text = re.sub(r"(?<=\S) (?=\S)", "", text, count=1)
+        if rng.random() < 0.4:
+            text = re.sub(r"(?<=\S) (?=\S)", "", text, count=rng.choice((0, 1)))
         parts[2 * i] = text
     return "".join(parts)
 
@@ -158,6 +159,12 @@ def number_text(rng: Random, number: int, words: bool = True) -> str:
     if rng.random() > 0.05 or number < 0:
         return str(number)
     return in_words(rng, number) if words and number < 100 else f"{number:,}"
+
+
+def signed_text(rng: Random, number: int) -> str:
+    """A number as people write it, if below zero as `-5`, `(-5)`, `minus 5` or `negative 5`."""
+    words = [f"{minus} {-number}" for minus in ("minus", "negative")]
+    return str(number) if number >= 0 else rng.choice((*6 * [f"{number}"], f"({number})", *words))
 
 
 def in_words(rng: Random, number: int) -> str:

@@ -9,7 +9,8 @@ that fit.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import permutations
 from random import Random
 from typing import Any
 
@@ -31,11 +32,35 @@ from transformer.tasks.phrases import (
     number_text,
     quote,
     say,
+    signed_text,
 )
 from transformer.tasks.task import Slip, Task
 from transformer.tasks.unknown import anything, some_word
 
-DISTANCE = re.compile("how far|distance", re.IGNORECASE)  # which is never below zero
+
+def ask(rng: Random, name: str, numbers: Sequence[int], texts: Sequence[str]) -> str:
+    """Ask for the result of an operation on two numbers, which the texts show; one time in forty in
+    two ways at once. No distance is below zero, and no two numbers in words read as one.
+    """
+    patterns = PATTERNS[name]
+    if name == "subtract" and numbers[0] >= numbers[1]:
+        patterns += PATTERNS["distance"]
+    if rng.random() < 0.025:
+        patterns = ("".join(map(rng.choice, (patterns, PATTERNS["again"], patterns))),)
+    question = say(rng, patterns, a=texts[0], b=texts[1])
+    words = [pair for pair in zip(numbers, texts) if pair[1][-1].isalpha()]
+    for (a, x), (b, y) in permutations(words, 2):
+        link = re.search(rf"{x}((?:[\s-]|and)*){y}", question, re.IGNORECASE)
+        if link and (link[1] == "-" or _continues(a, b)):
+            return ask(rng, name, numbers, texts)
+    return question
+
+
+def _continues(a: int, b: int) -> bool:
+    """Whether b may go on from a in words: `six hundred (and) five`, `twenty five hundred`."""
+    zeros = len(str(a)) - len(str(a).rstrip("0"))
+    sizes = ((1, 10_000), (100, 100), (1000, 1000))
+    return any(a < limit and 0 < b // size < 10**zeros for size, limit in sizes)
 
 
 def columns(a: int, b: int) -> list[tuple[int, int]]:
@@ -70,9 +95,7 @@ class Operation(Task):
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for the result."""
-        return say(
-            rng, PATTERNS[self.name], a=number_text(rng, a, False), b=number_text(rng, b, False)
-        )
+        return ask(rng, self.name, (a, b), [number_text(rng, x, False) for x in (a, b)])
 
 
 class Columns(Operation):
@@ -143,13 +166,6 @@ class Subtract(Columns):
         if below and a == b:
             return self.arguments(rng)
         return (min(a, b), max(a, b)) if below else (max(a, b), min(a, b))
-
-    def question(self, rng: Random, a: int, b: int) -> str:
-        """Ask for the result."""
-        question = super().question(rng, a, b)
-        while a < b and DISTANCE.search(question):
-            question = super().question(rng, a, b)
-        return question
 
     def _near(self, rng: Random, number: int) -> int:
         """A number as long, with the same first digits (479, 464) or not far off (479, 509)."""
@@ -232,10 +248,7 @@ class Spelled(Restated):
             texts = [text.title() if change < 0.1 else text.upper() for text in texts]
         elif change < 0.27:
             texts[0] = mistype(rng, texts[0])
-        question = say(rng, PATTERNS[name], a=texts[0], b=texts[1])
-        while name == "subtract" and a < b and DISTANCE.search(question):
-            question = say(rng, PATTERNS[name], a=texts[0], b=texts[1])
-        return question
+        return ask(rng, name, (a, b), texts)
 
     def answer(self, name: str, a: int, b: int) -> str:
         """Work it out."""
@@ -263,10 +276,8 @@ class Signed(Restated):
 
     def question(self, rng: Random, a: int, sign: str, b: int) -> str:
         """Ask for a sum or a difference."""
-        second = f"({b})" if b < 0 and rng.random() < 0.4 else str(b)
-        minus = rng.choice(("minus", "negative"))
-        first = f"{minus} {-a}" if a < 0 and rng.random() < 0.15 else str(a)
-        return say(rng, SIGNED["add" if sign == "+" else "subtract"], a=first, b=second)
+        patterns = SIGNED["add" if sign == "+" else "subtract"]
+        return say(rng, patterns, a=signed_text(rng, a), b=signed_text(rng, b))
 
     def answer(self, a: int, sign: str, b: int) -> str:
         """Add or subtract."""
@@ -519,19 +530,10 @@ class Beyond(Unknown):
         return "beyond", KINDS[self.kind or rng.choice(tuple(KINDS))](rng), False
 
 
-_tasks: tuple[Task, ...] = (
-    *(
-        Add(),
-        Subtract(),
-        Signed(),
-        Spelled(),
-        Multiply(),
-        Compare(),
-        Sort(),
-        Reverse(),
-        Count(),
-        SmallTalk(),
-    ),
-    *(Unknown(), Beyond(), Countdown()),
-)
-TASKS = {task.name: task for task in _tasks}
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        *(Add(), Subtract(), Signed(), Spelled(), Multiply(), Compare(), Sort(), Reverse()),
+        *(Count(), SmallTalk(), Unknown(), Beyond(), Countdown()),
+    )
+}

@@ -65,7 +65,12 @@ def _word(rng: Random, slot: str) -> str:
 
 
 def _any_word(rng: Random) -> str:
-    if rng.random() < 0.5:
+    kind = rng.random()
+    if kind < 0.1:
+        return str(rng.randrange(1000))
+    if kind < 0.2:  # keys struck at random
+        return "".join(rng.choices("asdfghjklqwertyuiop;", k=rng.randint(2, 9)))
+    if kind < 0.6:
         return rng.choice(WORDS["common"])
     return _word(rng, rng.choice(("thing", "topic", "adjective", "verb", "person", "place")))
 

@@ -24,8 +24,8 @@ from transformer.training import byte_tokenizer as bytes_
 # What a model may be taught: shares of the tasks, in per cent for each.
 MIXES = {
     "chat": {
-        "add": 14, "subtract": 14, "signed": 4, "spelled": 11, "multiply": 6, "compare": 6,
-        "sort": 14, "reverse": 4, "count": 4, "small talk": 7, "unknown": 6, "beyond": 10,
+        "add": 14, "subtract": 14, "signed": 4, "spelled": 10, "multiply": 6, "compare": 6,
+        "sort": 13, "reverse": 4, "count": 4, "small talk": 7, "unknown": 5, "beyond": 13,
     },
     "countdown": {"countdown": 80, "add": 8, "subtract": 6, "multiply": 6},
 }  # fmt: skip

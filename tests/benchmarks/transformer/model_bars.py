@@ -15,6 +15,7 @@ answered rightly. The kinds of questions:
     asked: phrasings   the 200 questions there, of all skills and of what lies beyond them
     asked: people      the 160 questions there that are hard to read: lists below zero, numbers in
                        words, missing numbers, chains, glued words, odd spaces, held keys
+    asked: strangers   the 120 questions there, as twelve people might type them
 
 `answered wrongly` is the share of questions that got an answer which is not right; the rest was
 declined. The people's questions were written by an author who had not seen the generator, when it
@@ -71,6 +72,7 @@ BARS = {
     "asked: openers": 1.0,
     "asked: phrasings": 0.93,
     "asked: people": 0.7,  # and at most 0.04 answered wrongly
+    "asked: strangers": 0.7,  # likewise
 }
 
 
@@ -101,10 +103,10 @@ def asked(kind: str, truth: str, text: str) -> Problem:
 
 def lists() -> dict[str, list[Problem]]:
     """The questions that are not drawn."""
-    openers, phrasings, people = (
-        (ASKED / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-        for name in ("openers", "phrasings", "people")
-    )
+    written = {
+        name: [x.split("\t") for x in (ASKED / f"{name}.txt").read_text("utf-8").splitlines()]
+        for name in ("openers", "phrasings", "people", "strangers")
+    }
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     plain = [Problem(TASKS["subtract"], pair, "{}-{}".format(*pair)) for pair in pairs]
     return {
@@ -114,9 +116,7 @@ def lists() -> dict[str, list[Problem]]:
         "asked: differences of two digits, below zero": [
             p for p in plain if p.arguments[0] < p.arguments[1]
         ],
-        "asked: openers": [asked("opener", "", line) for line in openers],
-        "asked: phrasings": [asked(*line.split("\t")) for line in phrasings],
-        "asked: people": [asked(*line.split("\t")) for line in people],
+        **{f"asked: {name}": [asked(*line) for line in lines] for name, lines in written.items()},
     }
 
 

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.chat import encode_chat
+from transformer.tasks import phrases, skills
 from transformer.tasks.phrases import REPLIES, in_words
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import Marks
@@ -168,8 +169,44 @@ def test_a_number_in_words_is_that_number():
     assert words == {*VALUES, "hundred", "thousand", "and", "a"}
 
 
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "signed", "sort"])
+def test_the_digits_of_a_question_are_its_numbers(name):
+    """`12,345` is one number, but in a longer list."""
+    rng, task, twice = Random(1), TASKS[name], 0
+    for _ in range(4000):
+        given = task.arguments(rng)
+        numbers = [abs(x) for x in (given[-1] if name == "sort" else given) if x not in ("+", "-")]
+        number = r"\d+" if len(numbers) > 2 else r"\d{1,3}(?:,\d{3})+(?!\d)|\d+"
+        text = task.question(rng, *given)
+        read = [int(x.replace(",", "")) for x in re.findall(number, text)]
+        assert sorted(read) in (sorted(numbers), sorted(2 * numbers)), text
+        twice += len(read) == 2 * len(numbers)
+    assert (twice > 20) == (name in ("add", "subtract", "multiply"))
+
+
+def test_two_numbers_in_words_do_not_read_as_one(monkeypatch):
+    monkeypatch.setattr(phrases, "mistype", lambda rng, text: text)
+    monkeypatch.setattr(skills, "mistype", phrases.mistype)
+    monkeypatch.setattr(phrases, "respace", lambda rng, text, operands: text)
+    rng, task = Random(2), TASKS["spelled"]
+    words = "|".join([*VALUES, "a (?=hundred|thousand)", "hundred", "thousand", "and"])
+    run = re.compile(rf"(?:\b(?:{words})\b[\s-]*)+", re.IGNORECASE)
+
+    def plain(text):
+        text = re.sub(r"\ba\b", "one", text.lower())
+        return " ".join(word for word in re.split(r"[\s-]+", text) if word not in ("and", ""))
+
+    whole = {plain(in_words(rng, n)): n for _ in range(15) for n in range(10_000)}
+    for _ in range(4000):
+        name, a, b = task.arguments(rng)
+        text = task.question(rng, name, a, b)
+        if "x" not in text.lower().replace("six", ""):  # as in "fivexone"
+            assert {whole.get(plain(x), a) for x in run.findall(text)} <= {a, b, 1, 2}, text
+
+
 def test_nobody_asks_for_a_distance_below_zero():
-    rng, task, far = Random(0), TASKS["spelled"], re.compile("how far|distance", re.IGNORECASE)
+    far = re.compile("how far|distance|years|born", re.IGNORECASE)
+    rng, task = Random(0), TASKS["spelled"]
     drawn = (task.arguments(rng) for _ in range(4000))
     asked = [(task.question(rng, *given), *given) for given in drawn if given[0] == "subtract"]
     assert any(far.search(text) for text, _, a, b in asked if a >= b)
