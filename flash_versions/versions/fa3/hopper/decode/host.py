@@ -53,7 +53,7 @@ class DecodeConfig:
         slots: of the ring, each for a block of K or of V; see `SLOTS`.
         split: keys of a split, whole blocks; 0: shares fill the GPU.
         ahead: start S of the next block before the softmax of this one, for which registers suffice
-            up to 64 dims. No bit depends on it.
+            up to 64 dims without ALiBi. No bit depends on it.
     """
 
     block_kv: int = 64
@@ -81,7 +81,7 @@ def default_config(request: Request) -> DecodeConfig:
         return DecodeConfig(programs=programs, slots=SLOTS[panels])
     return DecodeConfig(
         forward_config(request).block_kv, programs, EXACT_SLOTS[panels], totals.SPLIT_KEYS,
-        ahead=panels == 1
+        ahead=panels == 1 and request.alibi_slopes is None
     )  # fmt: skip
 
 
