@@ -143,8 +143,8 @@ def tried(
 
 
 def compare_pairs(options: argparse.Namespace) -> int:
-    """Compare pairs of calls, of one version after the other, bit by bit, and write the report; the
-    exit code is 0 if no bit differs.
+    """Compare pairs of calls, of one version after the other, bit by bit, and write the report, now
+    and then and at the end; the exit code is 0 if no bit differs.
     """
     names, first = chosen(options), options.seed * PAIRS
     tasks: list[Task] = [(names[n % len(names)], first + n) for n in range(options.trials)]
@@ -155,6 +155,8 @@ def compare_pairs(options: argparse.Namespace) -> int:
         "differ": Counter(),
         "failed": [],
     }
+    report = partial(write_report, options, [found], versions=names, seed=options.seed)
+    written = time.monotonic()
     for (name, _), answer in tried("pairs", tasks, workers(options), options):
         found["pairs"] += answer["outcome"] != "not tried"
         found["elements"] += answer.get("elements", 0)
@@ -162,7 +164,10 @@ def compare_pairs(options: argparse.Namespace) -> int:
         if answer["outcome"] == "failed":
             row = {"version": name, "pair": answer["pair"], "why": answer["why"]}
             found["failed"].append(row)
-    write_report(options, [found], versions=names, seed=options.seed)
+        if time.monotonic() - written > LINE_SECONDS:
+            report()
+            written = time.monotonic()
+    report()
     bits = sum(found["differ"].values())
     sys.stdout.write(
         f"{', '.join(names)}: {found['pairs']} pairs, {found['elements']} elements, {bits} differ, "
@@ -277,7 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
         count = SIMULATED if options.simulate else QUICK if options.quick else CASES
         verdicts = try_calls(chosen(options), count, options)
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; there is no report\n")
+        sys.stderr.write("\nstopped; there is no report of the whole\n")
         return 130
     write_report(options, [verdict._asdict() for verdict in verdicts])
     sys.stdout.write(f"{summary(verdicts, options.minutes)}\nThe report is in {options.out}.\n")

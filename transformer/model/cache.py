@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flash_versions import merge_attention_states
 from transformer.model.config import Config
-from transformer.model.kernels.decode.merge import grouped, merge
+from transformer.model.kernels.decode.merge import merge
 
 
 class Cache:
@@ -279,20 +279,17 @@ class Span:
         if self.prefix is None:
             return attention(q, k, v, **options)
         keys, values = self.prefix.keys_values[layer, :, :, : self.prefix.longest]
-        groups, kv_heads = len(keys), k.shape[2]
-        together = grouped(q, groups, kv_heads)
+        together = q.reshape(len(keys), -1, *q.shape[2:])  # all that its rows ask of a prefix
         lengths = None if self.prefix.uniform else self.prefix.lengths
         of_prefix = {"causal": False, "kv_lengths": lengths, "sink": None}
         found = attention(together, keys, values, return_lse=True, **{**options, **of_prefix})
         o, lse = attention(q, k, v, return_lse=True, **options)
         if o.is_cuda:
             o, lse, prefix, lse_prefix = (x.contiguous() for x in (o, lse, *found))
-            merge(o, lse, prefix, lse_prefix, kv_heads)
+            merge(o, lse, prefix, lse_prefix)
             return o
-        of_samples = (kv_heads, len(q) // groups, -1)  # undo `grouped`
-        seen = found[0].unflatten(2, of_samples).permute(0, 3, 1, 2, 4, 5).reshape(o.shape)
-        lse_seen = found[1].unflatten(1, of_samples).transpose(1, 2).reshape(lse.shape)
-        return merge_attention_states(o, lse, seen, lse_seen)[0]
+        lse_seen = found[1].unflatten(2, (-1, q.shape[1])).transpose(1, 2).reshape(lse.shape)
+        return merge_attention_states(o, lse, found[0].reshape(o.shape), lse_seen)[0]
 
     def stored(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer, (batch, stop, kv_heads, head_dim), or all its pages,

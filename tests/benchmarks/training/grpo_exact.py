@@ -24,7 +24,16 @@ from unittest import mock
 import torch
 
 from flash_versions.bench.document import new_document
-from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib
+from tests.benchmarks.harness import (
+    attempt,
+    forget_peak,
+    in_time,
+    keep,
+    now,
+    parser,
+    passed,
+    peak_gib,
+)
 from tests.helpers.models.random_checkpoint import TINY
 from transformer.generation.batch import prefill
 from transformer.generation.chat import Tokenizer
@@ -49,6 +58,7 @@ HALF_BILLION = Config(
     vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
     num_kv_heads=2, head_dim=64, max_positions=4096, qkv_bias=True, tied_embeddings=True,
 )  # fmt: skip
+COLUMNS = ("gap", "gap_max", "sampler_kl", "ratio_max", "reward", "rollout_seconds")  # of a run
 SAID = 256  # token ids that a rollout may say: bytes, which the shipped tokenizer has
 
 
@@ -247,13 +257,15 @@ class SumsSteps:
         return found | {"gap_max": measured.get("gap_max", 0.0)}
 
 
-def by_turns(made, rounds, warm_up=2):
-    """Medians of steps by turns, and the ratios of the first contestant to the second."""
+def by_turns(made, rounds, seconds, warm_up=2):
+    """Medians of steps by turns, and the ratios of the first contestant to the second; no round but
+    the first begins after so many seconds of the script.
+    """
     for _ in range(warm_up):
         for step in made.values():
             step()
-    found = {name: [] for name in made}
-    for _ in range(rounds):
+    found = {name: [call()] for name, call in made.items()}
+    for _ in in_time(range(1, rounds), seconds):
         for name, call in made.items():
             found[name].append(call())
     of = {
@@ -267,10 +279,11 @@ def by_turns(made, rounds, warm_up=2):
     first, second = of.values()
     ratios = {key: x / second[key] for key, x in first.items() if key != "gap_max"}
     gaps = {name: max(x["gap_max"] for x in rows) for name, rows in found.items()}
-    return {"medians": of, "ratios": ratios, "largest_gap": gaps}
+    taken = min(map(len, found.values()))
+    return {"rounds": taken, "medians": of, "ratios": ratios, "largest_gap": gaps}
 
 
-def step_suite(name, device, tiny, rounds):
+def step_suite(name, device, tiny, rounds, seconds):
     """Exact and ordinary steps."""
     dtype = torch.float32 if tiny else torch.bfloat16
     if name == "sums":
@@ -279,20 +292,25 @@ def step_suite(name, device, tiny, rounds):
     else:
         shape = (2, 10, 2, 6) if tiny else (16, 200, 8, 128)
         make = partial(Steps, TINY if tiny else HALF_BILLION, shape, device, dtype, micro_batch=32)
-    return by_turns({"exact": make(exact=True), "ordinary": make()}, rounds)
+    return by_turns({"exact": make(exact=True), "ordinary": make()}, rounds, seconds)
 
 
-def layout_suite(prompts, exactly, device, tiny, rounds):
+def layout_suite(prompts, exactly, device, tiny, rounds, seconds):
     """A prompt of 2048 tokens with 16 answers of 256: shared, and with a row for each answer."""
     dtype = torch.float32 if tiny else torch.bfloat16
     shape = (prompts, 12, 2, 6) if tiny else (prompts, 2048, 16, 256)
     make = partial(Steps, TINY if tiny else HALF_BILLION, shape, device, dtype, exact=exactly)
     made = {name: make(group_layout=name) for name in ("shared", "rows")}
-    return by_turns(made, rounds, warm_up=1)
+    return by_turns(made, rounds, seconds, warm_up=1)
 
 
 def sums_run(steps, seed, exactly, device, seconds):
-    """A run of the command: the gap in every step, and the scores."""
+    """A run of the command: the gap in every step, and the scores; what there is of one that is not
+    done when the script has run for so many seconds.
+
+    Raises:
+        RuntimeError: the command failed; its last words.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [
@@ -302,12 +320,21 @@ def sums_run(steps, seed, exactly, device, seconds):
         command += ["--exact"] * exactly
         if steps < 10:
             command += ["--prompts", "2", "--group", "2", "--eval-every", "0", "--max-tokens", "8"]
-        subprocess.run(command, check=True, timeout=seconds, capture_output=True, text=True)
+        try:
+            left = max(1.0, seconds - passed())
+            subprocess.run(command, check=True, timeout=left, capture_output=True, text=True)
+        except subprocess.TimeoutExpired:
+            pass
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(error.stderr.strip().splitlines()[-1]) from error
         lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
     taken = [x for x in lines if "step" in x]
-    columns = ("gap", "gap_max", "sampler_kl", "ratio_max", "reward", "rollout_seconds")
+    gaps = [x["gap_max"] for x in taken if "gap_max" in x]  # none where no group taught anything
     return {
-        **{key: [x.get(key) for x in taken] for key in columns},
+        "steps": len(taken),
+        "compared": len(gaps),
+        "largest_gap": max(gaps, default=None),
+        **{key: [x.get(key) for x in taken] for key in COLUMNS},
         "held_out": [x for x in lines if "evaluation" in x],
     }
 
@@ -342,19 +369,21 @@ def main():
                     work.append((row, partial(invariance, name, dtype, trials, device, tiny)))
         if suite == "step":
             for name in ("sums", "0.5B"):
-                measure = partial(step_suite, name, device, tiny, args.rounds)
+                measure = partial(step_suite, name, device, tiny, args.rounds, args.seconds)
                 work.append(({"suite": suite, "model": name}, measure))
         if suite == "layout":
             for prompts, exactly in ((1, False), (16, False), (1, True)):
-                measure = partial(layout_suite, prompts, exactly, device, tiny, args.rounds)
+                measure = partial(layout_suite, prompts, exactly, device, tiny)
+                measure = partial(measure, args.rounds, args.seconds)
                 work.append(({"suite": suite, "prompts": prompts, "exact": exactly}, measure))
         if suite == "run":
             for seed, exactly in ((0, True), (0, False), (1, False), (2, False)):
-                row = {"suite": suite, "seed": seed, "exact": exactly, "steps": args.steps}
+                row = {"suite": suite, "seed": seed, "exact": exactly, "asked": args.steps}
                 measure = partial(sums_run, args.steps, seed, exactly, device, args.seconds)
                 work.append((row, measure))
     for row, measure in work:
-        keep(document, args.out, [attempt(row, measure, args.seconds)])
+        rows = [attempt(row, measure, args.seconds)]
+        keep(document, args.out, rows, hidden=COLUMNS)
 
 
 if __name__ == "__main__":

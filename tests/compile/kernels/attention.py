@@ -112,6 +112,7 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "decode": Call("fa3", options=TABLE, shape=DECODED, batch=16, pages=2048),
         "exact": Call("fa3", options=EXACT | {"sink": torch.empty(8)}, shape=(500, 4100, 8, 2)),
         "exact decode": Call("fa3", options=TABLE | EXACT, shape=DECODED, batch=16, pages=2048),
+        "exact decode, 64": Call("fa3", 64, TABLE | EXACT, DECODED, batch=16, pages=2048),
     },
     "options": {
         "fa2, packed": Call("fa2", options=PACKED, shape=(512, 512, 4, 2), backward=True),

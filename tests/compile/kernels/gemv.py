@@ -52,7 +52,7 @@ def step(overlap: bool) -> None:
     )  # fmt: skip
     norm.rms_norm(x, of_x.weight, of_x.eps)
     o, lse = empty(4, 1, HEADS, HEAD_DIM), torch.zeros(4, HEADS, 1)
-    merge.merge(o, lse, o.view(2, 1, 2 * HEADS, HEAD_DIM), lse.view(2, 2 * HEADS, 1), KV_HEADS)
+    merge.merge(o, lse, o.view(2, 2, HEADS, HEAD_DIM), lse.view(2, HEADS, 2))
     many = gemv_qkv.MANY_TOKENS
     gemv_qkv.qkv(
         empty(many, 64),

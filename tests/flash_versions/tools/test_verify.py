@@ -41,6 +41,22 @@ def test_a_small_verification_without_a_gpu(tmp_path, capsys):
     assert verified.read() == []  # a simulator says nothing of a GPU
 
 
+def test_a_comparison_that_is_stopped_leaves_what_it_found(tmp_path, monkeypatch):
+    def answers(tasks, *given):
+        yield tasks[0], {"outcome": "passed", "elements": 5, "differ": {"o": 0}}
+        why = {"outcome": "failed", "elements": 7, "differ": {"o": 2}, "why": "bits differ"}
+        yield tasks[1], why
+        raise KeyboardInterrupt
+
+    out = tmp_path / "report.json"
+    monkeypatch.setattr(command, "answers", answers)
+    monkeypatch.setattr(command, "LINE_SECONDS", -1)
+    assert command.main(["--invariance", "--simulate", "--out", str(out), "--quiet"]) == 130
+    [row] = json.loads(out.read_text())["rows"]
+    assert (row["pairs"], row["elements"], row["differ"]) == (2, 12, {"o": 2})
+    assert [x["why"] for x in row["failed"]] == ["bits differ"]
+
+
 def drawn(has):
     """The first small call with a property."""
     return next(given for given in (draw(i, small=True) for i in range(200)) if has(given))

@@ -24,7 +24,7 @@ from transformer.generation.row import Completion
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
 from transformer.model.exact import attention_of
-from transformer.model.kernels.decode.merge import grouped, merge
+from transformer.model.kernels.decode.merge import merge
 from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
@@ -292,6 +292,6 @@ def test_merged_parts_are_those_of_torch():
     lse, lse_prefix = torch.randn(2, 6, 4, 2) * 4
     lse[0], lse_prefix[:3, 1], lse[1, 1] = -torch.inf, -torch.inf, -torch.inf
     expected, _ = flash_versions.merge_attention_states(o, lse, prefix, lse_prefix)
-    of_heads = grouped(lse_prefix.transpose(1, 2)[..., None], 2, 2)[..., 0].transpose(1, 2)
-    merge(o, lse, grouped(prefix, 2, 2).contiguous(), of_heads.contiguous(), 2)
+    of_groups = lse_prefix.unflatten(0, (2, 3)).transpose(1, 2).flatten(2)
+    merge(o, lse, prefix.view(2, 6, 4, 20), of_groups)
     torch.testing.assert_close(o, expected)

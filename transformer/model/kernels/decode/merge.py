@@ -14,60 +14,40 @@ from flash_versions.dispatch.device import devices
 
 @triton.jit
 def merge_kernel(
-    o, lse, o_prefix, lse_prefix, new, samples, heads, group, dim,
+    o, lse, o_prefix, lse_prefix, new, together, heads, dim,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for one token."""
+    """One program for one token, of which `together` tokens attended to a prefix."""
     token = tl.program_id(0).to(tl.int64)
-    row, place = token // new, token % new
     head, d = tl.arange(0, HEADS), tl.arange(0, BLOCK)
-    # In the prefix's call, the heads of all samples that share a key head follow each other.
-    prefix_head = (head // group * samples + row % samples) * group + head % group
-    prefix_row, all_heads = row // samples, heads * samples
-    own = tl.load(lse + (row * heads + head) * new + place, mask=head < heads, other=float("-inf"))
-    in_prefix = (prefix_row * all_heads + prefix_head) * new + place
+    in_own = (token // new * heads + head) * new + token % new
+    in_prefix = (token // together * heads + head) * together + token % together
+    own = tl.load(lse + in_own, mask=head < heads, other=float("-inf"))
     prefix = tl.load(lse_prefix + in_prefix, mask=head < heads, other=float("-inf"))
     pivot = tl.maximum(own, prefix)
     pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
     own, prefix = tl.exp(own - pivot)[:, None], tl.exp(prefix - pivot)[:, None]
     total = own + prefix
     total = tl.where(total > 0, total, 1.0)
-    in_o = (token * heads + head[:, None]) * dim + d[None, :]
-    in_prefix = (prefix_row * new + place) * all_heads + prefix_head
-    in_prefix = in_prefix[:, None] * dim + d[None, :]
+    place = (token * heads + head[:, None]) * dim + d[None, :]
     inside = (head < heads)[:, None] & (d < dim)[None, :]
-    found = tl.load(o + in_o, mask=inside, other=0.0).to(tl.float32) * (own / total)
-    seen = tl.load(o_prefix + in_prefix, mask=inside, other=0.0).to(tl.float32)
-    found += seen * (prefix / total)
-    tl.store(o + in_o, found.to(o.dtype.element_ty), mask=inside)
+    found = tl.load(o + place, mask=inside, other=0.0).to(tl.float32) * (own / total)
+    found += tl.load(o_prefix + place, mask=inside, other=0.0).to(tl.float32) * (prefix / total)
+    tl.store(o + place, found.to(o.dtype.element_ty), mask=inside)
 
 
-def merge(o: Tensor, lse: Tensor, o_prefix: Tensor, lse_prefix: Tensor, kv_heads: int) -> None:
+def merge(o: Tensor, lse: Tensor, o_prefix: Tensor, lse_prefix: Tensor) -> None:
     """Add what rows saw in the prefix of their group to what they saw of their own, in place.
 
     Args:
         o: (rows, new, heads, dim) contiguous.
         lse: (rows, heads, new) float32 contiguous, natural log.
-        o_prefix: (groups, new, samples * heads, dim) contiguous; heads as `grouped` orders them.
-        lse_prefix: (groups, samples * heads, new).
-        kv_heads: that the heads share.
+        o_prefix: (groups, rows / groups * new, heads, dim) contiguous: in the same order.
+        lse_prefix: (groups, heads, rows / groups * new).
     """
     rows, new, heads, dim = o.shape
     with devices.on_device(o):
         merge_kernel[(rows * new,)](
-            o, lse, o_prefix, lse_prefix, new, rows // len(o_prefix), heads, heads // kv_heads, dim,
+            o, lse, o_prefix, lse_prefix, new, o_prefix.shape[1], heads, dim,
             triton.next_power_of_2(heads), triton.next_power_of_2(dim),
         )  # fmt: skip
-
-
-def grouped(q: Tensor, groups: int, kv_heads: int) -> Tensor:
-    """Queries of a group's rows as heads of one row, which read the keys of the prefix together.
-
-    Args:
-        q: (rows, new, heads, dim), the rows of a group in succession.
-
-    Returns:
-        (groups, new, samples * heads, dim), those of a key head together.
-    """
-    q = q.unflatten(2, (kv_heads, -1)).unflatten(0, (groups, -1))
-    return q.permute(0, 2, 3, 1, 4, 5).flatten(2, 4)

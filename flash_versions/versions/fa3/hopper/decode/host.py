@@ -51,11 +51,16 @@ class DecodeConfig:
         block_kv: keys of a block; 64 or 128.
         programs: of a multiprocessor at the same time; 1 or 2.
         slots: of the ring, each for a block of K or of V; see `SLOTS`.
+        split: keys of a split, whole blocks; 0: shares fill the GPU.
+        ahead: start S of the next block before the softmax of this one, for which registers suffice
+            up to 64 dims without ALiBi. No bit depends on it.
     """
 
     block_kv: int = 64
     programs: int = 2
     slots: int = 4
+    split: int = 0
+    ahead: bool = False
 
 
 counters = Counters(MOST_COUNTERS, launches=1024)
@@ -74,7 +79,10 @@ def default_config(request: Request) -> DecodeConfig:
     programs = 1 if panels > 2 else 2
     if not request.batch_invariant:
         return DecodeConfig(programs=programs, slots=SLOTS[panels])
-    return DecodeConfig(forward_config(request).block_kv, programs, EXACT_SLOTS[panels])
+    return DecodeConfig(
+        forward_config(request).block_kv, programs, EXACT_SLOTS[panels], totals.SPLIT_KEYS,
+        ahead=panels == 1 and request.alibi_slopes is None
+    )  # fmt: skip
 
 
 def left_to_gathering(request: Request) -> str | None:
@@ -177,9 +185,9 @@ def forward(
     batch, q_length, _, head_dim = q.shape
     kv_heads = k.shape[2]
     panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
-    split = totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0
+    split = config.split // config.block_kv
     if split:
-        shares = max(1, cdiv(request.max_kv_length, totals.SPLIT_KEYS))
+        shares = max(1, cdiv(request.max_kv_length, config.split))
     elif shares is None:
         shares = usual_shares(request, config)
     table_stride = request.block_table.stride(0) if request.block_table is not None else 0
@@ -205,6 +213,7 @@ def forward(
         "PANELS_V": panels_v,
         "BATCH": 0 if split else max(SCANNED, 1 << (batch - 1).bit_length()),
         "SPLIT": split,
+        "AHEAD": config.ahead,
     }
     numbers = (
         *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),
