@@ -30,7 +30,7 @@ from flash_versions.files import temporary_of
 from transformer import missing
 from transformer.generation.command import Parser, run_training
 from transformer.generation.progress import Progress
-from transformer.model.files import only_writer, writing
+from transformer.model.files import only_writer, read_json, writing
 from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
 from transformer.rl.groups import describe
@@ -174,7 +174,7 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     folder = (run.folder / name).resolve()  # a link to it stays one
     temporary = temporary_of(folder)
     try:
-        save_model(model, temporary)
+        save_model(model, temporary, config=read_json(trainer.folder / "config.json"))
         for path in text_files(trainer.folder):
             with writing(folder / path.name):
                 shutil.copy(path, temporary)

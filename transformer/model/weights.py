@@ -224,18 +224,16 @@ def save_model(
         model: what to write.
         folder: made if it is not there.
         dtype: of the weights in the file.
-        config: the content of config.json, such as that of the checkpoint that was trained on;
-            None: made from the model's.
+        config: the content of config.json, that of the checkpoint that was trained on; None: see
+            `Config.to_hf`.
 
     Raises:
-        ValueError: no Hugging Face architecture has the model's combination of parts, or a weight
-            is not finite.
+        ValueError: the model needs a config, or a weight is not finite.
     """
-    folder = Path(folder)
-    if config is not None:  # whose weights may have been quantized, which these are not
-        config = {key: value for key, value in config.items() if key != "quantization_config"}
-    else:
-        config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
+    folder, config = Path(folder), model.config.to_hf() if config is None else config
+    # Its weights may have been quantized, which these are not.
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     parameters = model.state_dict()
     layout = find_family(config)[1].layout({n: list(x.shape) for n, x in parameters.items()})
     weights = {

@@ -134,8 +134,8 @@ def test_qwen2_has_its_own_idea_of_biases():
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
 
 
-def test_config_without_an_architecture_is_refused():
-    with pytest.raises(ValueError, match="no architecture of LlamaForCausalLM"):
+def test_parts_that_no_config_json_is_made_for_are_refused():
+    with pytest.raises(ValueError, match="no config.json is known for Config"):
         replace(QWEN3, layer_windows=(4, 8)).to_hf()
 
 

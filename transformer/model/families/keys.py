@@ -1,4 +1,4 @@
-"""The keys of a config.json beyond sizes: read into fields of `Config`, and written from them.
+"""The keys of a config.json beyond sizes, read into fields of `Config`.
 
 Keys mean what they mean to Hugging Face's transformers; one that would be ignored there and matters
 is refused here.
@@ -7,17 +7,14 @@ is refused here.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from transformer.model.families.family import NUMBERS, SOFTCAPS, Family, find_family
 from transformer.model.families.rules import (
     FULL,
-    LOCAL_THETA,
     SLIDING,
     Data,
     is_switched_on,
     rope_by_window,
-    rope_or_none,
     unscaled_by_window,
     windows_everywhere,
     windows_everywhere_if_switched_on,
@@ -78,48 +75,6 @@ def read_parts(data: Data, num_layers: int) -> Data:
     if family.experts is not None:
         parts |= _read_experts(data, family, num_layers)
     return {**parts, **family.parts}
-
-
-def write_parts(config: Any, family: Family) -> Data:
-    """The keys of config.json for the fields that `read_parts` gives, as a family writes them."""
-    name = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "swish"}
-    data = {
-        **config.rope.to_hf(),
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": config.output_bias,
-        "mlp_bias": config.mlp_bias,
-        family.activation_key: name[config.activation],
-    }
-    windows = config.layer_windows or (None,) * config.num_layers
-    ropes = config.layer_ropes or (config.rope,) * config.num_layers
-    local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
-    if SLIDING in family.layer_types and (any(windows) or not family.window_switch):
-        data["sliding_window"] = max((window for window in windows if window), default=None)
-        if family.windowed not in WINDOWS_ALIKE:  # transformers' Mistral warns of the key
-            data["layer_types"] = [SLIDING if window else FULL for window in windows]
-    if any(windows) and family.window_switch:
-        data["use_sliding_window"] = True
-        data["max_window_layers"] = next(i for i, window in enumerate(windows) if window)
-    if family.ropes is rope_or_none:
-        data["no_rope_layers"] = [int(rope is not None) for rope in ropes]
-    if family.model_type in ("smollm3", "phi3"):
-        data["pad_token_id"] = None  # its default is a token of a large vocabulary
-    if family.ropes is rope_by_window:
-        data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
-    if family.ropes is unscaled_by_window:  # only transformers 5 has two of them
-        local = local or Rope(theta=config.rope.theta)
-        data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
-    if family.scaling is not None:  # else no scaling would mean this one
-        data["rope_parameters"] = config.rope.parameters()
-    data |= {key: getattr(config, NUMBERS[key]) for key in family.numbers}
-    if family.original is not None and config.rope.type == "longrope":
-        data[ORIGINAL] = config.rope.original_max_position_embeddings
-    if family.experts is not None:
-        data |= {key: getattr(config, name) for name, (key, _) in family.experts.items()}
-        if "normed_routing" not in family.parts:
-            data["norm_topk_prob"] = config.normed_routing
-            data["mlp_only_layers"] = list(config.dense_layers)
-    return data
 
 
 def layer_windows(
