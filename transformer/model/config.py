@@ -175,28 +175,26 @@ class Config:
         Raises:
             ValueError: a missing key, or one that asks for what this model does not do.
         """
-        _, family = find_family(data)
+        family = find_family(data)
+        data = family.filled(data)
         sizes: dict[str, Any] = {
             name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
         }
-        parts = read_parts(data, sizes["num_layers"])
+        parts = read_parts(data, family, sizes["num_layers"])
         sizes["max_positions"] = parts["rope"].context(sizes["max_positions"])
-        head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
-        if head_dim is None:
+        if (head_dim := data.get("head_dim")) is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
                 raise ValueError(
                     f"hidden_size ({sizes['hidden_size']}) must be a multiple of"
                     f" num_attention_heads ({sizes['num_heads']}) where head_dim is not given"
                 )
             head_dim = sizes["hidden_size"] // sizes["num_heads"]
-        kv_heads = data.get("num_key_value_heads")
-        if kv_heads is None:
-            kv_heads = sizes["num_heads"]
+        kv_heads = data.get("num_key_value_heads", sizes["num_heads"])
         return cls(
             **sizes,
             num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
             head_dim=head_dim,
-            norm_eps=data.get("rms_norm_eps", family.norm_eps),
+            norm_eps=data["rms_norm_eps"],
             **parts,
         )
 

@@ -153,7 +153,7 @@ def _read_config(folder: Path) -> tuple[Family, Config]:
     path = folder / "config.json"
     data = _read_json(path)
     try:
-        return find_family(data)[1], Config.from_hf(data)
+        return find_family(data), Config.from_hf(data)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -235,7 +235,7 @@ def save_model(
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     parameters = model.state_dict()
-    layout = find_family(config)[1].layout({n: list(x.shape) for n, x in parameters.items()})
+    layout = find_family(config).layout({n: list(x.shape) for n, x in parameters.items()})
     weights = {
         name: pack(parameters, stored).to("cpu", dtype).contiguous()
         for name, stored in layout.items()
