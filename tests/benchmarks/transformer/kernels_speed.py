@@ -23,8 +23,7 @@ from flash_versions.bench.measure import L2_FLUSH_BYTES, in_graphs  # noqa: E402
 from tests.benchmarks.harness import keep, parser  # noqa: E402
 from transformer.model.kernels.gemm import hopper  # noqa: E402
 from transformer.model.kernels.gemm.config import NormGemmConfig  # noqa: E402
-from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
-from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
+from transformer.model.kernels.gemm.gemm import fold, linear, swiglu  # noqa: E402
 
 DEVICE = "cuda"
 EPS = 1e-6
@@ -101,14 +100,13 @@ def competitors(suite: str, x: Tensor, norm: Tensor, weight: Tensor) -> dict[str
         return {"ours": partial(swiglu, x, *weight.chunk(2)), "torch": torchs}
     folded = fold(norm, weight)
     if suite == "norm gemm swiglu":
-        halves, weights = folded.chunk(2), weight.chunk(2)
         return {
-            "ours": partial(norm_swiglu, x, norm, EPS, *weights, folded=halves),
+            "ours": partial(swiglu, x, *folded.chunk(2), eps=EPS),
             "cuBLAS alone": alone,
             "torch": torchs,
         }
     return {
-        "ours": partial(norm_linear, x, norm, EPS, weight, folded=folded),
+        "ours": partial(linear, x, folded, eps=EPS),
         "ours, A from registers": partial(through_registers, x, folded),
         "cuBLAS alone": alone,
         "torch, norm and product": partial(fused_norm, x, norm, weight),

@@ -4,7 +4,7 @@ One program for each tile of C. Its loop multiplies blocks of A and B that Trito
 ends with the same fusions as the kernel for Hopper (hopper.py): bias, residual, SwiGLU. Of
 SwiGLU's two weights a program has a tile each, so two accumulators, and multiplies A with both.
 
-With a norm (rmsnorm.py) the rows are also divided by the root mean square of A's. Their squares are
+With a norm the rows are also divided by the root mean square of A's. Their squares are
 summed up in a loop of their own, which reads A once more: with both in one loop, the pipeline that
 Triton 3.6 makes of it for Hopper gave sums that changed from run to run.
 
