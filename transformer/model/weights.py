@@ -54,14 +54,6 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 OBSOLETE = "rotary_emb.inv_freq"
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, or not of a kind that this model can run."""
-
-
-class DownloadError(OSError):
-    """A checkpoint can be had neither from the hub nor from its cache."""
-
-
 def find_checkpoint(model: str) -> Path:
     """The folder of a checkpoint.
 
@@ -72,7 +64,7 @@ def find_checkpoint(model: str) -> Path:
 
     Raises:
         OSError: there is none, or it cannot be downloaded.
-        CheckpointError: the folder is that of a run, which holds checkpoints.
+        ValueError: the folder is that of a run, which holds checkpoints.
     """
     shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
     if model in shipped:
@@ -102,33 +94,33 @@ def _refuse_run(folder: Path) -> None:
         return
     made = [x for name in ("final", "best") if (x := folder / name).is_dir()]
     where = f"its checkpoint is {made[0]}" if made else "it has no checkpoint yet"
-    raise CheckpointError(f"{folder} is the folder of a run of transformer.grpo; {where}")
+    raise ValueError(f"{folder} is the folder of a run of transformer.grpo; {where}")
 
 
 def _download(name: str) -> Path:
-    """The folder of a checkpoint in the hub's cache; DownloadError: no network, access or model."""
+    """The folder of a checkpoint in the hub's cache; OSError: no network, access or model."""
     try:
         from huggingface_hub import constants, errors, snapshot_download
     except ImportError as error:
-        raise DownloadError(
+        raise OSError(
             f"there is no checkpoint folder {name}, and to download it from the Hugging Face hub"
             " huggingface_hub must be installed: pip install huggingface_hub"
         ) from error
     try:
         found = snapshot_download(name, allow_patterns=[*DOWNLOADED], ignore_patterns=[*LEFT])
     except errors.GatedRepoError as error:
-        raise DownloadError(
+        raise OSError(
             f"{name} is gated: accept its terms at https://huggingface.co/{name} and log in with a"
             " token (hf auth login, or the variable HF_TOKEN)"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise DownloadError(
+        raise OSError(
             f"there is neither a checkpoint folder {name} nor such a model on the Hugging Face hub;"
             " a private one needs a token (hf auth login, or the variable HF_TOKEN)"
         ) from error
     except Exception as error:  # the client's own errors, and those of its HTTP library
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DownloadError(
+        raise OSError(
             f"{name} could not be downloaded from the Hugging Face hub and is not complete in its"
             f" cache, {constants.HF_HUB_CACHE} (HF_HOME moves it); a folder that holds the"
             f" checkpoint works without a network: {reason}"
@@ -140,30 +132,30 @@ def load_config(folder: str | Path) -> Config:
     """Read a checkpoint's config.json.
 
     Raises:
-        CheckpointError: it is missing, or describes a model that is not supported.
+        OSError, ValueError: it is missing, or describes a model that is not supported.
     """
     return _read_config(Path(folder))[1]
 
 
 def _read_config(folder: Path) -> tuple[Family, Config]:
-    """What a config.json describes; CheckpointError: nothing that is supported."""
+    """What a config.json describes, see `load_config`."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
+        raise ValueError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
     _refuse_adapter(folder)
     path = folder / "config.json"
-    data = _read_json(path)
+    data = read_json(path)
     try:
         return find_family(data), Config.from_hf(data)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _refuse_adapter(folder: Path) -> None:
     """Say that a folder holds an adapter of PEFT, if it holds no model beside it."""
     if not (folder / ADAPTER).exists() or any((folder / x).exists() for x in (WEIGHTS, INDEX)):
         return
-    base = _read_json(folder / ADAPTER).get("base_model_name_or_path") or "a model"
-    raise CheckpointError(
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path") or "a model"
+    raise ValueError(
         f"{folder} holds an adapter of {base}, which is no model by itself; merge the two with PEFT"
         " (merge_and_unload) and save the result, which loads here"
     )
@@ -186,7 +178,7 @@ def load_model(
         kernels: see `Transformer`.
 
     Raises:
-        CheckpointError: the folder is no such checkpoint, a file is missing or damaged, or the
+        OSError, ValueError: it is no such checkpoint, a file is missing or damaged, or the
             weights are not exactly those that config.json asks for.
     """
     folder = Path(folder)
@@ -267,26 +259,18 @@ def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]
         own: what the tokenizer calls its eos_token, which comes last.
 
     Raises:
-        CheckpointError: one of these files is damaged.
+        ValueError: one of these files is damaged.
     """
     found: list[int] = []
     for path in (Path(folder) / "generation_config.json", Path(folder) / "config.json"):
-        ids = _read_json(path, missing_ok=True).get("eos_token_id")
+        ids = read_json(path, missing_ok=True).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(type(token) is int for token in ids):  # a bool is an int to isinstance
-            raise CheckpointError(
+            raise ValueError(
                 f"{path}: eos_token_id must be an integer or a list of integers, not {ids}"
             )
         found += ids
     return tuple(dict.fromkeys([*found, *([] if own is None else [own])]))
-
-
-def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
-    """The object in a JSON file, see `read_json`; what is wrong with it is a CheckpointError."""
-    try:
-        return read_json(path, missing_ok)
-    except (FileNotFoundError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _open_all(folder: Path) -> list[safe_open]:
@@ -294,13 +278,13 @@ def _open_all(folder: Path) -> list[safe_open]:
     opened = []
     for path in _weight_files(folder):
         if path.is_dir():
-            raise CheckpointError(f"{path} is a folder; it should be a safetensors file")
+            raise ValueError(f"{path} is a folder; it should be a safetensors file")
         try:
             opened.append(safe_open(path, framework="pt"))
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path}, named by {INDEX}, is missing") from error
+            raise ValueError(f"{path}, named by {INDEX}, is missing") from error
         except SafetensorError as error:
-            raise CheckpointError(
+            raise ValueError(
                 f"{path} is truncated or no safetensors file ({error}); download it again"
             ) from error
     return opened
@@ -310,22 +294,22 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        shards = _read_json(folder / INDEX).get("weight_map")
+        shards = read_json(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map from weights to files")
+            raise ValueError(f"{folder / INDEX} has no weight_map from weights to files")
         for shard in map(Path, shards.values()):  # by its name: in the hub's cache, files are links
             if shard.is_absolute() or ".." in shard.parts:
-                raise CheckpointError(
+                raise ValueError(
                     f"{folder / INDEX} names '{shard}', which is outside the checkpoint's folder;"
                     " a shard must be inside it"
                 )
         return [folder / shard for shard in sorted(set(shards.values()))]
     if pickles := [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]:
-        raise CheckpointError(
+        raise ValueError(
             f"{folder} has its weights in {pickles[0].name}, a pickle, which can run any code when"
             f" loaded: convert it to {WEIGHTS}"
         )
-    raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+    raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
 
 
 def _check_fit(folder: Path, shapes: dict[str, list[int]], files: dict[str, safe_open]) -> None:
@@ -345,7 +329,7 @@ def _check_fit(folder: Path, shapes: dict[str, list[int]], files: dict[str, safe
             unusable.add(f"{name} is {stored.get_dtype()} instead of one of {', '.join(DTYPES)}")
     kinds = {"missing": missing, "unexpected": unexpected, "unusable": unusable}
     if problems := [_count(kind, names) for kind, names in kinds.items() if names]:
-        raise CheckpointError(
+        raise ValueError(
             f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}"
         )
 

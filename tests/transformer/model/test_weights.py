@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.models.family_checkpoints import attention
 from tests.transformer.model import test_model
 from transformer.model import weights
-from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
+from transformer.model.weights import eos_token_ids, load_model, save_model
 
 # --- saving
 
@@ -159,7 +159,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(folder, damage, sentence):
     load_model(folder, attention)
     damage(folder)
-    with pytest.raises(CheckpointError, match=sentence) as refused:
+    with pytest.raises((ValueError, OSError), match=sentence) as refused:
         load_model(folder, attention)
     assert "\n" not in str(refused.value)
 
@@ -196,5 +196,5 @@ def test_eos_token_ids(tmp_path, generation, config, own, expected):
 @pytest.mark.parametrize("given", ["</s>", True, [2, False]], ids=str)
 def test_eos_token_ids_must_be_integers(tmp_path, given):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
-    with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of int"):
+    with pytest.raises(ValueError, match="eos_token_id must be an integer or a list of int"):
         eos_token_ids(tmp_path)
