@@ -18,7 +18,7 @@ from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.kernels.decode import gemv
-from transformer.model.kernels.decode.sample import draw
+from transformer.model.kernels.decode.sample import Draws, choose
 from transformer.model.layers import TORCH
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
@@ -159,7 +159,7 @@ def test_no_length_of_a_prompt_has_kernels_of_its_own(monkeypatch, kind, family)
         with torch.inference_mode():
             for tokens in (length, 1):
                 logits = fused.forward(model, torch.zeros(1, tokens).long(), cache, last_only=True)
-                draw(logits[:, -1], torch.zeros(1).double())
+                choose(logits[:, -1], Draws(torch.zeros(1, 1).double()))
                 cache.fix()
     assert len(forms[0]) > 6 and all(form == forms[0] for form in forms)
 
