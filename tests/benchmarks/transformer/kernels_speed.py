@@ -21,8 +21,6 @@ from torch import Tensor  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import L2_FLUSH_BYTES, in_graphs  # noqa: E402
 from tests.benchmarks.harness import keep, parser  # noqa: E402
-from transformer.model.kernels.gemm import hopper  # noqa: E402
-from transformer.model.kernels.gemm.config import NormGemmConfig  # noqa: E402
 from transformer.model.kernels.gemm.gemm import fold, linear, swiglu  # noqa: E402
 
 DEVICE = "cuda"
@@ -74,14 +72,6 @@ def fused_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
     return F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), weight)
 
 
-def through_registers(x: Tensor, folded: Tensor) -> Tensor:
-    """Ours with products that take A from registers, in the place of shared memory."""
-    y = x.new_empty(len(x), len(folded))
-    config = NormGemmConfig(through_registers=True, chain=4)
-    hopper.gemm(x, folded, y, eps=EPS, config=config)
-    return y
-
-
 # What each suite is held against, a function of x, a norm and a weight.
 PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "gemm": product,
@@ -107,7 +97,6 @@ def competitors(suite: str, x: Tensor, norm: Tensor, weight: Tensor) -> dict[str
         }
     return {
         "ours": partial(linear, x, folded, eps=EPS),
-        "ours, A from registers": partial(through_registers, x, folded),
         "cuBLAS alone": alone,
         "torch, norm and product": partial(fused_norm, x, norm, weight),
     }

@@ -12,7 +12,6 @@ from tests.compile.compiled import unused_barriers
 from transformer.model.kernels.gemm import hopper, portable
 from transformer.model.kernels.gemm.config import NormGemmConfig, default_config
 
-THROUGH_REGISTERS = NormGemmConfig(through_registers=True, chain=4)
 MANY_SWIGLU = default_config(8192, 8192, 132, swiglu=True)
 PORTABLE = {
     "bf16": (portable.gemm, "swiglu", torch.bfloat16),
@@ -29,7 +28,6 @@ OPTIONS = {
     "swiglu": (partial(hopper.gemm, config=MANY_SWIGLU), "swiglu bias"),
     "many": (partial(hopper.gemm, config=default_config(8192, 8192, 132, True)), "residual"),
     "norm, swiglu": (partial(hopper.gemm, config=NormGemmConfig()), "swiglu"),
-    "norm, registers": (partial(hopper.gemm, config=THROUGH_REGISTERS), "bias"),
 }
 CALLS: dict[str, dict[str, tuple]] = {"portable": PORTABLE, "hopper": HOPPER, "options": OPTIONS}
 

@@ -221,8 +221,6 @@ CONFIGS = {
     "norm": NORM,
     "norm, no chain": replace(NORM, chain=1),
     "norm, long chains": replace(NORM, chain=4),
-    "norm, A from registers": replace(NORM, through_registers=True),
-    "norm, A from registers, long chains": replace(NORM, through_registers=True, chain=4),
     "norm, narrow": replace(NORM, columns=128, epilogue_columns=32),
     "norm, one buffer": replace(NORM, buffers=1, epilogue_columns=128),
     "norm, two stages": replace(NORM, stages=2, group=1),

@@ -57,8 +57,6 @@ class NormGemmConfig(GemmConfig):
 
     Attributes:
         chain: slots whose products are in flight together.
-        through_registers: the tensor cores read A from the registers that are squared; False: from
-            shared memory, and the registers are a copy.
     """
 
     rows: int = 64
@@ -67,7 +65,6 @@ class NormGemmConfig(GemmConfig):
     ping_pong: bool = False
     epilogue_columns: int = 64
     chain: int = 2
-    through_registers: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

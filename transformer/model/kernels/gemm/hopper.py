@@ -232,8 +232,7 @@ def consume_plain(problem, schedule, operands, out, c, bias, CONSUMER: gl.conste
 def gemm_kernel(
     a, b, up, c, residual, bias, rows, columns, steps, inner, eps,
     READERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BUFFERS: gl.constexpr,
-    CHAIN: gl.constexpr, THROUGH_REGISTERS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    CHAIN: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Divide the warps of a program into consumers, four each, one producer and, with a residual,
     one that fetches it.
@@ -246,7 +245,7 @@ def gemm_kernel(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         ROWS * READERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
-    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, CHAIN, THROUGH_REGISTERS)
+    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, CHAIN)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
     out = make_pipeline(c, TILES, 1) if RESIDUAL else make_unguarded(c, TILES)
@@ -340,7 +339,6 @@ def gemm(
             "GROUP": config.group,
             "BUFFERS": config.buffers,
             "CHAIN": chain,
-            "THROUGH_REGISTERS": getattr(config, "through_registers", False),
             # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
             "CONSUMER_REGISTERS": 240,
             "PRODUCER_REGISTERS": 24,

@@ -52,8 +52,7 @@ class Schedule:
     READERS: gl.constexpr  # consumers that compute one tile, and so read the same slots
     BUFFERS: gl.constexpr
     RESIDUAL: gl.constexpr
-    CHAIN: gl.constexpr  # this and the next: with a norm, see `NormGemmConfig`
-    THROUGH_REGISTERS: gl.constexpr
+    CHAIN: gl.constexpr  # with a norm, see `NormGemmConfig`
 
     @gluon.jit
     def stage_out(self, out, consumer, number):
