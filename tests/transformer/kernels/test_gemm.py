@@ -13,7 +13,7 @@ from flash_versions.versions.oracle.budget import Accuracy
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm.config import GemmConfig, NormGemmConfig
+from transformer.model.kernels.gemm.config import NORM, GemmConfig
 from transformer.model.kernels.gemm.gemm import fold, linear, swiglu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -208,19 +208,15 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
-WIDE = GemmConfig(rows=64, columns=256, stages=4, ping_pong=False, epilogue_columns=64)
-NORM = NormGemmConfig()
 CONFIGS = {
     "as it is": GemmConfig(),
     "four buffers": GemmConfig(stages=5, buffers=4),
     "high": GemmConfig(stages=4, ping_pong=False),
-    "wide": WIDE,
+    "wide": NORM,
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
     "two stages": GemmConfig(stages=2),
-    "wide sub-tiles": replace(WIDE, stages=3, epilogue_columns=128),
+    "wide sub-tiles": replace(NORM, stages=3, epilogue_columns=128),
     "norm": NORM,
-    "norm, no chain": replace(NORM, chain=1),
-    "norm, long chains": replace(NORM, chain=4),
     "norm, narrow": replace(NORM, columns=128, epilogue_columns=32),
     "norm, one buffer": replace(NORM, buffers=1, epilogue_columns=128),
     "norm, two stages": replace(NORM, stages=2, group=1),

@@ -36,7 +36,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
+from transformer.model.kernels.gemm import config
 from transformer.model.kernels.gemm.tiles import CONSUMERS, finish
+
+CHAIN = gl.constexpr(config.CHAIN)
 
 # What each thread holds when it has summed up its part of 64 rows of A, in the registers of WGMMA:
 # by bits, where the next register is, the next lane of a warp, the next warp.
@@ -58,7 +61,7 @@ def sum_of_squares(a):
 
 
 @gluon.jit
-def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
+def multiply(operands, stage, steps, CONSUMER: gl.constexpr):
     """The product of a consumer's rows of A with a tile's columns, and the sums of squares of these
     rows: fp32 (64, columns), fp32 (64,), next stage of the pipeline.
     """
@@ -69,9 +72,9 @@ def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
     acc = gl.zeros([WARPGROUP_ROWS, COLUMNS], gl.float32, layout)
     squares = gl.zeros([WARPGROUP_ROWS, 4], gl.float32, ROWS_BY_THREAD)
     pipeline.wait(stage)
-    for step in range(0, steps, schedule.CHAIN):
+    for step in range(0, steps, CHAIN):
         before = stage
-        for i in gl.static_range(schedule.CHAIN):
+        for i in gl.static_range(CHAIN):
             a_tile = operands.a.index(stage.slot * CONSUMERS + CONSUMER)
             a = a_tile.load(operand)
             b_tile = pipeline.tiles.index(stage.slot).permute((1, 0))
@@ -98,7 +101,7 @@ def consume_normed(problem, schedule, operands, out, c, bias, inner, eps, CONSUM
     for tile in range(gl.program_id(0), problem.num_tiles(), gl.num_programs(0)):
         row, column = problem.locate(tile)
         row += CONSUMER * WARPGROUP_ROWS
-        acc, squares, stage = multiply(operands, schedule, stage, problem.steps, CONSUMER)
+        acc, squares, stage = multiply(operands, stage, problem.steps, CONSUMER)
         scale = gl.rsqrt(squares / inner + eps)
         number = finish(acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER)
     tma.store_wait(0)
