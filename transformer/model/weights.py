@@ -11,6 +11,7 @@ where they need no conversion: loading takes no second copy.
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
 from transformer.model.families.layout import pack, unpack
 from transformer.model.families.mxfp4 import with_dequantised
-from transformer.model.files import read_json, replacing
+from transformer.model.files import read_json, replacing, writing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/model
@@ -44,6 +45,8 @@ LEFT = ("*/*",)  # folders hold the same weights for other programs
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+TEXT_FILES = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 ADAPTER = "adapter_config.json"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -244,10 +247,22 @@ def save_model(
         save_file(weights, file, metadata={"format": "pt"})
 
 
+def save_trained(
+    model: Transformer, source: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a model as the checkpoint lies that it was trained on: with its config.json, and the
+    files by which it reads and writes text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in text_files(source):
+        with writing(folder / path.name):
+            shutil.copy(path, folder)
+    save_model(model, folder, dtype, read_json(source / "config.json"))
+
+
 def text_files(folder: Path) -> list[Path]:
     """The files of a checkpoint by which it reads and writes text, those that are there."""
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    return [folder / name for name in (*names, "chat_template.jinja") if (folder / name).exists()]
+    return [x for name in TEXT_FILES for x in folder.glob(name) if x.name not in (CONFIG, INDEX)]
 
 
 def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]:

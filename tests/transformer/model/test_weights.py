@@ -60,6 +60,18 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, value):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_trained_model_gets_the_files_of_its_checkpoint(tmp_path):
+    """Also one that is no text; not the index of weights that lay apart."""
+    save_model(make_model(), tmp_path / "source")
+    files = {"tokenizer.model": b"\xff\x00", "added_tokens.json": b"{}"}
+    for name, content in {**files, weights.INDEX: b"{}", "notes.txt": b""}.items():
+        (tmp_path / "source" / name).write_bytes(content)
+    weights.save_trained(make_model(), tmp_path / "source", tmp_path / "out")
+    found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert found.keys() == files.keys() | {"config.json", weights.WEIGHTS}
+    assert files.items() <= found.items()
+
+
 # --- damaged and foreign checkpoints
 
 
