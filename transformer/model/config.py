@@ -203,9 +203,9 @@ class Config:
         transformers 5 reads as well.
 
         Raises:
-            ValueError: it is no plain Qwen2 or Qwen3.
+            ValueError: it is no plain Llama, Qwen2 or Qwen3.
         """
-        family = "Qwen3" if self.qk_norm else "Qwen2"
+        family = "Qwen3" if self.qk_norm else "Qwen2" if self.qkv_bias else "Llama"
         data = {
             "architectures": [f"{family}ForCausalLM"],
             "model_type": family.lower(),
