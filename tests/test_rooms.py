@@ -11,8 +11,8 @@ LABORATORY = (
     "bench", "checker", "inspect", "mine", "plot", "puzzles", "verify",
 )  # fmt: skip
 DOORS = (
-    "flash_versions", "flash_versions.files", "flash_versions.flash_attn",
-    "flash_versions.integrations",
+    "flash_versions", "flash_versions.files", "flash_versions.dispatch.extras",
+    "flash_versions.flash_attn", "flash_versions.integrations",
 )  # fmt: skip
 # What the modules of a room may import of their own package, beside the room; "." is the package's
 # own `__init__`. A room that is not here belongs to the one around it.

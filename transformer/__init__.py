@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from importlib.util import find_spec
 
 if sys.argv[:1] == ["-m"]:  # Python imports this package to run one of its commands
     # Threads that wait for each other sleep. By default they spin: on a busy machine two threads
@@ -15,16 +14,7 @@ if sys.argv[:1] == ["-m"]:  # Python imports this package to run one of its comm
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def missing(extra: str, *packages: str) -> str:
-    """One sentence that names the packages of an extra that are not installed; "" if all are."""
-    names = [package for package in packages if find_spec(package) is None]
-    if not names:
-        return ""
-    return (
-        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed; "
-        f"pip install 'flash-versions[{extra}]' does that."
-    )
-
+from flash_versions.dispatch.extras import missing  # noqa: E402
 
 if sentence := missing("transformer", "jinja2", "safetensors", "tokenizers", "tqdm"):
     # With this name, `python -m` ends with the sentence and without a traceback.

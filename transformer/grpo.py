@@ -28,13 +28,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from flash_versions.files import temporary_of
 from transformer import missing
-from transformer.generation.command import Parser, run_training
+from transformer.generation.command import Parser, flag, refuse_below, run_training
 from transformer.generation.progress import Progress
-from transformer.model.files import only_writer, writing
-from transformer.model.weights import save_model, text_files
+from transformer.model.files import only_writer
+from transformer.model.weights import save_trained
 from transformer.rl import curves
 from transformer.rl.groups import describe
-from transformer.rl.recipes import RECIPES, Settings, flag
+from transformer.rl.recipes import RECIPES, Settings
 from transformer.rl.run import BEST, FINAL, METRICS, ROLLOUTS, SAMPLES, STATE, Run
 from transformer.rl.trainer import Trainer, resolved
 from transformer.training import trackers
@@ -174,10 +174,7 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     folder = (run.folder / name).resolve()  # a link to it stays one
     temporary = temporary_of(folder)
     try:
-        save_model(model, temporary)
-        for path in text_files(trainer.folder):
-            with writing(folder / path.name):
-                shutil.copy(path, temporary)
+        save_trained(model, trainer.folder, temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
     finally:
@@ -258,8 +255,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     for one in (one for one in fields(Settings) if one.metadata):
         add(flag(one.name), default=argparse.SUPPRESS, **option(one))
     arguments = parser.parse_args(argv)
-    if arguments.save_every < 1:
-        raise ValueError(f"--save-every must be at least 1, got {arguments.save_every}")
+    refuse_below(arguments, save_every=1)
     names = {one.name for one in fields(Settings)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     given = RECIPES.get(arguments.recipe, {}) | given

@@ -252,23 +252,6 @@ def render_chat(
     return "".join(parts)
 
 
-def encode_chat(
-    tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
-) -> tuple[str, list[int]]:
-    """Render a conversation and encode it; a message cannot smuggle in a control token.
-
-    BOS is there if and only if the template writes it. See the module's docstring for the method
-    and render_chat for the arguments; the tokenizer's special tokens are given to the template.
-    Spellings that only arise when the template joins two strings are found as well, as long as
-    they begin inside a message. A control token of one character could not be cut in two.
-
-    Returns:
-        The rendered text and its tokens.
-    """
-    text, marked = render_marked(tokenizer, template, messages, **variables)
-    return text, encode_marked(tokenizer, text, marked)
-
-
 def render_marked(
     tokenizer: Tokenizer,
     template: str,
@@ -277,8 +260,13 @@ def render_marked(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> tuple[str, str]:
-    """The two renderings of a conversation from which `encode_chat` makes tokens; they are the same
-    if no message spells a control token.
+    """The two renderings of a conversation from which `encode_marked` makes tokens; they are the
+    same if no message spells a control token.
+
+    See the module's docstring for the method and `render_chat` for the arguments; the tokenizer's
+    special tokens are given to the template. Spellings that only arise when the template joins two
+    strings are found as well, as long as they begin inside a message. A control token of one
+    character could not be cut in two.
     """
     # Both renderings must agree on the time.
     variables = {**tokenizer.special_tokens, "now": datetime.now(), **variables}

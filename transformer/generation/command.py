@@ -29,8 +29,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_below(arguments: argparse.Namespace, **least: int) -> None:
-    """Raise a ValueError for an argument that is given and below its least value."""
+def refuse_below(arguments: object, **least: int) -> None:
+    """Raise a ValueError for an attribute that is given and below its least value."""
     for name, number in least.items():
         if (value := getattr(arguments, name)) is not None and value < number:
             raise ValueError(f"{flag(name)} must be at least {number}, got {value}")

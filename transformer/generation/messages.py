@@ -9,7 +9,14 @@ thoughts of earlier turns, stands before the sign.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transformer.generation.chat import Message, TemplateError, Tokenizer, encode_chat, render_chat
+from transformer.generation.chat import (
+    Message,
+    TemplateError,
+    Tokenizer,
+    encode_marked,
+    render_chat,
+    render_marked,
+)
 
 SIGN = "sign-5f2d9c-{}-"  # letters, digits and hyphens, which every template and JSON keep
 ROLES = '"system", "user" or "assistant"'
@@ -49,14 +56,18 @@ def kind(value: Any) -> str:
 def encode_prompt(
     tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
 ) -> tuple[str, list[int]]:
-    """As `encode_chat`, for an answer that is to follow.
+    """Render a conversation and encode it; a message cannot smuggle in a control token, see
+    `render_marked`. BOS is there if and only if the template writes it.
+
+    Returns:
+        The rendered text and its tokens.
 
     Raises:
         TemplateError: also if the template leaves out a message.
     """
-    found = encode_chat(tokenizer, template, messages, **variables)
+    text, marked = render_marked(tokenizer, template, messages, **variables)
     check_complete(tokenizer, template, messages, **variables)
-    return found
+    return text, encode_marked(tokenizer, text, marked)
 
 
 def check_complete(

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transformer.model.kernels.decode.sample import draw, likeliest
+from transformer.model.kernels.decode.sample import Draws, choose
 
 # Far beyond these, ordinary logits overflow float32. So low a temperature is all but greedy.
 MIN_TEMPERATURE = 1e-4
@@ -213,7 +213,7 @@ def sample(
         logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
         if logits.is_cuda:
-            return likeliest(logits)
+            return choose(logits)
         largest, tokens = logits.max(-1)
         if not logprobs:
             return tokens, largest.float()
@@ -221,7 +221,7 @@ def sample(
     if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
     if logits.is_cuda:
-        return draw(logits, uniform)
+        return choose(logits, Draws(uniform[:, None].contiguous()))
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
     # not count.
     probabilities = logits.softmax(-1)

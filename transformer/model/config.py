@@ -1,4 +1,4 @@
-"""The shape of a model, and Hugging Face's config.json: reading, writing, refusing."""
+"""The shape of a model, and Hugging Face's config.json: reading, refusing, writing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families.family import FAMILIES, MULTIPLIERS, NUMBERS, find_family
-from transformer.model.families.keys import ACTIVATIONS, read_parts, write_parts
+from transformer.model.families.family import MULTIPLIERS, NUMBERS, find_family
+from transformer.model.families.keys import ACTIVATIONS, read_parts
 from transformer.model.rope import BY_LENGTH, Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.
@@ -175,58 +175,52 @@ class Config:
         Raises:
             ValueError: a missing key, or one that asks for what this model does not do.
         """
-        _, family = find_family(data)
+        family = find_family(data)
+        data = family.filled(data)
         sizes: dict[str, Any] = {
             name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
         }
-        parts = read_parts(data, sizes["num_layers"])
+        parts = read_parts(data, family, sizes["num_layers"])
         sizes["max_positions"] = parts["rope"].context(sizes["max_positions"])
-        head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
-        if head_dim is None:
+        if (head_dim := data.get("head_dim")) is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
                 raise ValueError(
                     f"hidden_size ({sizes['hidden_size']}) must be a multiple of"
                     f" num_attention_heads ({sizes['num_heads']}) where head_dim is not given"
                 )
             head_dim = sizes["hidden_size"] // sizes["num_heads"]
-        kv_heads = data.get("num_key_value_heads")
-        if kv_heads is None:
-            kv_heads = sizes["num_heads"]
+        kv_heads = data.get("num_key_value_heads", sizes["num_heads"])
         return cls(
             **sizes,
             num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
             head_dim=head_dim,
-            norm_eps=data.get("rms_norm_eps", family.norm_eps),
+            norm_eps=data["rms_norm_eps"],
             **parts,
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of config.json, in transformers 4's keys, which transformers 5 reads as well.
+        """The content of config.json for a model that is made here, in transformers 4's keys, which
+        transformers 5 reads as well.
 
         Raises:
-            ValueError: no Hugging Face architecture has this combination of parts.
+            ValueError: it is no plain Llama, Qwen2 or Qwen3.
         """
+        family = "Qwen3" if self.qk_norm else "Qwen2" if self.qkv_bias else "Llama"
         data = {
+            "architectures": [f"{family}ForCausalLM"],
+            "model_type": family.lower(),
             **{key: getattr(self, name) for name, key in HF_KEYS.items()},
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope.theta,
+            "tie_word_embeddings": self.tied_embeddings,
+            "attention_bias": False,
+            "hidden_act": "silu",
         }
-        if self.rope.type == "dynamic":
-            data["max_position_embeddings"] = self.rope.original_max_position_embeddings
-        for architecture, family in FAMILIES.items():
-            described = {
-                "architectures": [architecture],
-                "model_type": family.model_type,
-                **data,
-                **write_parts(self, family),
-            }
-            try:
-                if Config.from_hf(described) == self:
-                    return described
-            except ValueError:  # such as a window in a family without
-                continue
-        raise ValueError(f"no architecture of {', '.join(FAMILIES)} has the parts of {self}")
+        if Config.from_hf(data) != self:
+            raise ValueError(f"no config.json is known for {self}; give save_model one")
+        return data
 
 
 def _check_size(name: str, value: Any, field: str) -> int:

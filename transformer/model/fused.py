@@ -21,10 +21,10 @@ With kernels="exact" they do not: the norms, products and activations of a layer
 Weights that are read together lie together: `joined` moves them once, in place, so the model's
 parameters become parts of a larger tensor. There is no second copy and no state but theirs.
 
-Many tokens, in a prefill or in training, are work for the tensor cores, and the forward keeps the
-structure of the model: `FusedProducts` computes the projections of its parts, the first ones with
-the norm inside the product (`gemm.rmsnorm`). That product needs weights with the norm's weight in
-them, which are kept beside the model's own for as long as these do not change.
+Many tokens, in a prefill, are work for the tensor cores, and the forward keeps the structure of the
+model: `FusedProducts` computes the projections of its parts, the first ones with the norm inside
+the product. That product needs weights with the norm's weight in them, which are kept beside the
+model's own for as long as these do not change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
-from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.host import devices
 from transformer.model.layers import Block, Decoder, FeedForward, MaybeNorm, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
@@ -247,46 +246,30 @@ def folded(norm: RMSNorm, layers: Sequence[nn.Linear]) -> Tensor:
     known = _FOLDED.get(layers[0])
     if known is None or known[0] != state:
         with torch.inference_mode(False), torch.no_grad():
-            known = state, fold(scale_of(norm), weight)
+            known = state, gemm.fold(norm.weight, weight)
         _FOLDED[layers[0]] = known
     return known[1]
 
 
-def scale_of(norm: RMSNorm) -> Tensor:
-    """What the normalised x is multiplied by."""
-    return 1 + norm.weight.float() if norm.plus_one else norm.weight
-
-
 class FusedProducts(Products):
-    """A layer's norms and projections by our own kernels; differentiable.
+    """A layer's norms and projections by our own kernels.
 
-    Layers that are not `plain` are left to torch.
+    Layers that are not `plain` are left to torch, and norms where a gradient is wanted.
     """
 
     def project(self, x: Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """As in `Products`, with the norm inside one product."""
-        if isinstance(norm, nn.Identity) or not plain(*layers):
+        if torch.is_grad_enabled() or not isinstance(norm, RMSNorm) or not plain(*layers):
             return super().project(x, norm, layers)
-        if torch.is_grad_enabled():
-            weight = torch.cat(tuple(layer.weight for layer in layers))
-            biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-            bias, kept = torch.cat(biases) if biases else None, None
-        else:
-            (weight, bias), kept = joined(layers), folded(norm, layers)
-        found = norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=kept)
+        found = gemm.linear(x, folded(norm, layers), joined(layers)[1], eps=norm.eps)
         return found.split([layer.out_features for layer in layers], -1)
 
     def gate(self, x: Tensor, norm: MaybeNorm, mlp: FeedForward) -> Tensor:
         """As in `Products`, with norm and silu inside the product."""
-        gate, up = mlp.gate_up
-        biased = gate.bias is not None or not plain(gate, up)
-        if biased or mlp.activation != "silu" or isinstance(norm, nn.Identity):
+        other = mlp.gate_proj.bias is not None or not plain(*mlp.gate_up)
+        if torch.is_grad_enabled() or not isinstance(norm, RMSNorm) or other:
             return super().gate(x, norm, mlp)
-        weights = None
-        if not torch.is_grad_enabled():
-            halves = folded(norm, mlp.gate_up).chunk(2)
-            weights = halves[0], halves[1]
-        return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
+        return gemm.swiglu(x, *folded(norm, mlp.gate_up).chunk(2), eps=norm.eps)
 
     def last(self, x: Tensor, layer: nn.Linear, residual: Tensor | None = None) -> Tensor:
         """As in `Products`."""

@@ -7,10 +7,12 @@ operations do a piece at a time.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from transformer.model.kernels.logprobs import Kept, gradient_of, logprobs_of
 
@@ -50,44 +52,32 @@ def token_logprobs(
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be a positive finite number, got {temperature}")
     by_kernels = logits.is_cuda and logits.dtype != torch.float64
-    function = _ByKernels if by_kernels else _ByPieces
-    return function.apply(logits, tokens, temperature, banned)
+    return (_ByKernels.apply if by_kernels else _by_pieces)(logits, tokens, temperature, banned)
 
 
-class _ByPieces(torch.autograd.Function):
-    """d logprob[token] / d logits = (one-hot of the token - softmax) / temperature."""
+def _by_pieces(logits: Tensor, tokens: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """What is computed of a piece is not kept for its gradient, but computed again."""
+    # Slices of T with at most CHUNK logits each, or one position.
+    step = max(1, CHUNK // max(1, len(logits) * logits.shape[2]))
+    pieces = zip(logits.split(step, 1), tokens.split(step, 1))
+    again = partial(checkpoint, _of_a_piece, use_reentrant=False, preserve_rng_state=False)
+    logprobs, entropies = zip(*(again(*piece, *given) for piece in pieces))
+    return torch.cat(logprobs, 1), torch.cat(entropies, 1)
 
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, banned: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(logits, tokens)
-        ctx.temperature, ctx.banned = temperature, banned
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        logprobs, entropy = torch.empty(
-            (2, *tokens.shape), dtype=dtype, device=logits.device
-        ).unbind()
-        for piece in _pieces(logits):
-            distribution = _scaled(logits[:, piece], dtype, ctx).log_softmax(-1)
-            index = tokens[:, piece, None]
-            logprobs[:, piece] = distribution.gather(-1, index).squeeze(-1)
-            entropy[:, piece] = torch.special.entr(distribution.exp_()).sum(-1)
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        logits, tokens = ctx.saved_tensors
-        grad_logits = torch.empty_like(logits)
-        for piece in _pieces(logits):
-            grads = grad[:, piece, None] / ctx.temperature
-            d_logits = _scaled(logits[:, piece], grad.dtype, ctx).softmax(-1).mul_(-grads)
-            grad_logits[:, piece] = d_logits.scatter_add_(-1, tokens[:, piece, None], grads)
-        return grad_logits, None, None, None
+def _of_a_piece(
+    logits: Tensor, tokens: Tensor, temperature: float, banned: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    if banned is not None:
+        scaled = scaled.masked_fill(banned, -math.inf)
+    distribution = scaled.log_softmax(-1)
+    logprobs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
+    return logprobs, torch.special.entr(distribution.detach().exp()).sum(-1)
 
 
 class _ByKernels(torch.autograd.Function):
-    """The same on a GPU."""
+    """On a GPU. d logprob[token] / d logits = (one-hot of the token - softmax) / temperature."""
 
     @staticmethod
     def forward(
@@ -112,16 +102,3 @@ class _ByKernels(torch.autograd.Function):
         grads = grad.flatten().contiguous()  # of a sum it is one number, seen everywhere
         gradient = gradient_of(grads, rows, own, Kept(*kept), ctx.temperature, ctx.banned)
         return gradient.view(*grad.shape, rows.shape[1]), None, None, None
-
-
-def _scaled(logits: Tensor, dtype: torch.dtype, ctx: Any) -> Tensor:
-    """A piece of the logits of the distribution, a copy."""
-    scaled = logits.to(dtype) / ctx.temperature
-    return scaled if ctx.banned is None else scaled.masked_fill_(ctx.banned, -math.inf)
-
-
-def _pieces(logits: Tensor) -> list[slice]:
-    """Slices of T with at most CHUNK logits each, or one position."""
-    rows, length, vocabulary = logits.shape
-    step = max(1, CHUNK // max(1, rows * vocabulary))
-    return [slice(start, start + step) for start in range(0, length, step)]

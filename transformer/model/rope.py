@@ -184,31 +184,6 @@ class Rope:
             raise ValueError(f"rope parameter {unknown[0]!r} is not supported")
         return rope
 
-    def to_hf(self) -> dict[str, Any]:
-        """The keys of config.json as transformers 4 writes them; transformers 5 reads them too."""
-        defaults = asdict(Rope())
-        scaling = {
-            name: list(value) if name in BY_PAIR else value
-            for name, value in asdict(self).items()
-            if name in ROPE_TYPES[self.type] or value != defaults[name]
-        }
-        scaling.pop("theta", None)
-        if self.type == "dynamic":
-            scaling.pop(ORIGINAL)  # see `from_hf`
-        rope_type = scaling.pop("type", "default")
-        turned = scaling.pop("partial_rotary_factor", None)
-        return {
-            "rope_theta": self.theta,
-            "rope_scaling": {"rope_type": rope_type, **scaling} if scaling else None,
-            **({} if turned is None else {"partial_rotary_factor": turned}),
-        }
-
-    def parameters(self) -> dict[str, Any]:
-        """The same as one object, as transformers 5 writes them."""
-        keys = self.to_hf()
-        scaling = keys.pop("rope_scaling") or {"rope_type": "default"}
-        return {**keys, **scaling}
-
     def context(self, longest: int) -> int:
         """The tokens that a model has positions for, by those that config.json names: dynamic lets
         texts be longer than that by its factor.

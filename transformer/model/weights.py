@@ -11,6 +11,7 @@ where they need no conversion: loading takes no second copy.
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
 from transformer.model.families.layout import pack, unpack
 from transformer.model.families.mxfp4 import with_dequantised
-from transformer.model.files import read_json, replacing
+from transformer.model.files import read_json, replacing, writing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/model
@@ -44,6 +45,8 @@ LEFT = ("*/*",)  # folders hold the same weights for other programs
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+TEXT_FILES = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 ADAPTER = "adapter_config.json"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -52,14 +55,6 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # Constants that transformers stored before version 4.32; the config determines them.
 OBSOLETE = "rotary_emb.inv_freq"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, or not of a kind that this model can run."""
-
-
-class DownloadError(OSError):
-    """A checkpoint can be had neither from the hub nor from its cache."""
 
 
 def find_checkpoint(model: str) -> Path:
@@ -72,7 +67,7 @@ def find_checkpoint(model: str) -> Path:
 
     Raises:
         OSError: there is none, or it cannot be downloaded.
-        CheckpointError: the folder is that of a run, which holds checkpoints.
+        ValueError: the folder is that of a run, which holds checkpoints.
     """
     shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
     if model in shipped:
@@ -102,33 +97,33 @@ def _refuse_run(folder: Path) -> None:
         return
     made = [x for name in ("final", "best") if (x := folder / name).is_dir()]
     where = f"its checkpoint is {made[0]}" if made else "it has no checkpoint yet"
-    raise CheckpointError(f"{folder} is the folder of a run of transformer.grpo; {where}")
+    raise ValueError(f"{folder} is the folder of a run of transformer.grpo; {where}")
 
 
 def _download(name: str) -> Path:
-    """The folder of a checkpoint in the hub's cache; DownloadError: no network, access or model."""
+    """The folder of a checkpoint in the hub's cache; OSError: no network, access or model."""
     try:
         from huggingface_hub import constants, errors, snapshot_download
     except ImportError as error:
-        raise DownloadError(
+        raise OSError(
             f"there is no checkpoint folder {name}, and to download it from the Hugging Face hub"
             " huggingface_hub must be installed: pip install huggingface_hub"
         ) from error
     try:
         found = snapshot_download(name, allow_patterns=[*DOWNLOADED], ignore_patterns=[*LEFT])
     except errors.GatedRepoError as error:
-        raise DownloadError(
+        raise OSError(
             f"{name} is gated: accept its terms at https://huggingface.co/{name} and log in with a"
             " token (hf auth login, or the variable HF_TOKEN)"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise DownloadError(
+        raise OSError(
             f"there is neither a checkpoint folder {name} nor such a model on the Hugging Face hub;"
             " a private one needs a token (hf auth login, or the variable HF_TOKEN)"
         ) from error
     except Exception as error:  # the client's own errors, and those of its HTTP library
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DownloadError(
+        raise OSError(
             f"{name} could not be downloaded from the Hugging Face hub and is not complete in its"
             f" cache, {constants.HF_HUB_CACHE} (HF_HOME moves it); a folder that holds the"
             f" checkpoint works without a network: {reason}"
@@ -140,30 +135,30 @@ def load_config(folder: str | Path) -> Config:
     """Read a checkpoint's config.json.
 
     Raises:
-        CheckpointError: it is missing, or describes a model that is not supported.
+        OSError, ValueError: it is missing, or describes a model that is not supported.
     """
     return _read_config(Path(folder))[1]
 
 
 def _read_config(folder: Path) -> tuple[Family, Config]:
-    """What a config.json describes; CheckpointError: nothing that is supported."""
+    """What a config.json describes, see `load_config`."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
+        raise ValueError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
     _refuse_adapter(folder)
     path = folder / "config.json"
-    data = _read_json(path)
+    data = read_json(path)
     try:
-        return find_family(data)[1], Config.from_hf(data)
+        return find_family(data), Config.from_hf(data)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _refuse_adapter(folder: Path) -> None:
     """Say that a folder holds an adapter of PEFT, if it holds no model beside it."""
     if not (folder / ADAPTER).exists() or any((folder / x).exists() for x in (WEIGHTS, INDEX)):
         return
-    base = _read_json(folder / ADAPTER).get("base_model_name_or_path") or "a model"
-    raise CheckpointError(
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path") or "a model"
+    raise ValueError(
         f"{folder} holds an adapter of {base}, which is no model by itself; merge the two with PEFT"
         " (merge_and_unload) and save the result, which loads here"
     )
@@ -186,7 +181,7 @@ def load_model(
         kernels: see `Transformer`.
 
     Raises:
-        CheckpointError: the folder is no such checkpoint, a file is missing or damaged, or the
+        OSError, ValueError: it is no such checkpoint, a file is missing or damaged, or the
             weights are not exactly those that config.json asks for.
     """
     folder = Path(folder)
@@ -224,20 +219,18 @@ def save_model(
         model: what to write.
         folder: made if it is not there.
         dtype: of the weights in the file.
-        config: the content of config.json, such as that of the checkpoint that was trained on;
-            None: made from the model's.
+        config: the content of config.json, that of the checkpoint that was trained on; None: see
+            `Config.to_hf`.
 
     Raises:
-        ValueError: no Hugging Face architecture has the model's combination of parts, or a weight
-            is not finite.
+        ValueError: the model needs a config, or a weight is not finite.
     """
-    folder = Path(folder)
-    if config is not None:  # whose weights may have been quantized, which these are not
-        config = {key: value for key, value in config.items() if key != "quantization_config"}
-    else:
-        config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
+    folder, config = Path(folder), model.config.to_hf() if config is None else config
+    # Its weights may have been quantized, which these are not.
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     parameters = model.state_dict()
-    layout = find_family(config)[1].layout({n: list(x.shape) for n, x in parameters.items()})
+    layout = find_family(config).layout({n: list(x.shape) for n, x in parameters.items()})
     weights = {
         name: pack(parameters, stored).to("cpu", dtype).contiguous()
         for name, stored in layout.items()
@@ -254,10 +247,22 @@ def save_model(
         save_file(weights, file, metadata={"format": "pt"})
 
 
+def save_trained(
+    model: Transformer, source: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a model as the checkpoint lies that it was trained on: with its config.json, and the
+    files by which it reads and writes text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in text_files(source):
+        with writing(folder / path.name):
+            shutil.copy(path, folder)
+    save_model(model, folder, dtype, read_json(source / "config.json"))
+
+
 def text_files(folder: Path) -> list[Path]:
     """The files of a checkpoint by which it reads and writes text, those that are there."""
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    return [folder / name for name in (*names, "chat_template.jinja") if (folder / name).exists()]
+    return [x for name in TEXT_FILES for x in folder.glob(name) if x.name not in (CONFIG, INDEX)]
 
 
 def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]:
@@ -269,26 +274,18 @@ def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]
         own: what the tokenizer calls its eos_token, which comes last.
 
     Raises:
-        CheckpointError: one of these files is damaged.
+        ValueError: one of these files is damaged.
     """
     found: list[int] = []
     for path in (Path(folder) / "generation_config.json", Path(folder) / "config.json"):
-        ids = _read_json(path, missing_ok=True).get("eos_token_id")
+        ids = read_json(path, missing_ok=True).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(type(token) is int for token in ids):  # a bool is an int to isinstance
-            raise CheckpointError(
+            raise ValueError(
                 f"{path}: eos_token_id must be an integer or a list of integers, not {ids}"
             )
         found += ids
     return tuple(dict.fromkeys([*found, *([] if own is None else [own])]))
-
-
-def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
-    """The object in a JSON file, see `read_json`; what is wrong with it is a CheckpointError."""
-    try:
-        return read_json(path, missing_ok)
-    except (FileNotFoundError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _open_all(folder: Path) -> list[safe_open]:
@@ -296,13 +293,13 @@ def _open_all(folder: Path) -> list[safe_open]:
     opened = []
     for path in _weight_files(folder):
         if path.is_dir():
-            raise CheckpointError(f"{path} is a folder; it should be a safetensors file")
+            raise ValueError(f"{path} is a folder; it should be a safetensors file")
         try:
             opened.append(safe_open(path, framework="pt"))
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path}, named by {INDEX}, is missing") from error
+            raise ValueError(f"{path}, named by {INDEX}, is missing") from error
         except SafetensorError as error:
-            raise CheckpointError(
+            raise ValueError(
                 f"{path} is truncated or no safetensors file ({error}); download it again"
             ) from error
     return opened
@@ -312,22 +309,22 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        shards = _read_json(folder / INDEX).get("weight_map")
+        shards = read_json(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map from weights to files")
+            raise ValueError(f"{folder / INDEX} has no weight_map from weights to files")
         for shard in map(Path, shards.values()):  # by its name: in the hub's cache, files are links
             if shard.is_absolute() or ".." in shard.parts:
-                raise CheckpointError(
+                raise ValueError(
                     f"{folder / INDEX} names '{shard}', which is outside the checkpoint's folder;"
                     " a shard must be inside it"
                 )
         return [folder / shard for shard in sorted(set(shards.values()))]
     if pickles := [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]:
-        raise CheckpointError(
+        raise ValueError(
             f"{folder} has its weights in {pickles[0].name}, a pickle, which can run any code when"
             f" loaded: convert it to {WEIGHTS}"
         )
-    raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+    raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
 
 
 def _check_fit(folder: Path, shapes: dict[str, list[int]], files: dict[str, safe_open]) -> None:
@@ -347,7 +344,7 @@ def _check_fit(folder: Path, shapes: dict[str, list[int]], files: dict[str, safe
             unusable.add(f"{name} is {stored.get_dtype()} instead of one of {', '.join(DTYPES)}")
     kinds = {"missing": missing, "unexpected": unexpected, "unusable": unusable}
     if problems := [_count(kind, names) for kind, names in kinds.items() if names]:
-        raise CheckpointError(
+        raise ValueError(
             f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}"
         )
 

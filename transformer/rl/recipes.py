@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
+from transformer.generation.command import flag, refuse_below
 from transformer.generation.sampling import LARGEST, Sampling
 from transformer.model.files import read_jsonl
 from transformer.rl.loss import Loss, PolicyLoss, Ratio, Reduce, Scale
@@ -88,11 +89,7 @@ class Settings:
     def __post_init__(self) -> None:
         least = {"steps": 1, "prompts": 1, "group": 2, "max_tokens": 1, "warm_up": 0, "epochs": 1}
         least |= {"micro_batch": 1, "eval_every": 0, "eval_problems": 1, "eval_samples": 1}
-        for name, number in (least | {"lora_rank": 0}).items():
-            if getattr(self, name) < number:
-                raise ValueError(
-                    f"{flag(name)} must be at least {number}, got {getattr(self, name)}"
-                )
+        refuse_below(self, **least, lora_rank=0)
         for name in ("lr", "clip_gradient", "reward_seconds"):
             if not 0 < (value := getattr(self, name)) <= LARGEST:
                 raise ValueError(f"{flag(name)} must be above 0, at most {LARGEST:g}, got {value}")
@@ -135,11 +132,6 @@ class Settings:
         rising = (step + 1) / self.warm_up if self.warm_up else 1.0
         falling = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
         return self.lr * min(1.0, rising, falling)
-
-
-def flag(name: str) -> str:
-    """The command-line option of a setting."""
-    return f"--{name.replace('_', '-')}"
 
 
 # What differs from the defaults.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from transformer.generation.command import refuse_below
 from transformer.generation.progress import Progress
 from transformer.generation.sampling import LARGEST
 from transformer.model.decoder import Config, Transformer
@@ -80,8 +81,7 @@ class Recipe:
     notes: Sequence[str] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
-        if self.steps < 1:
-            raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        refuse_below(self, steps=1)
         if not 0 < self.learning_rate <= LARGEST:
             raise ValueError(f"--lr must be above 0, at most {LARGEST:g}, got {self.learning_rate}")
         if not -(2**63) <= self.seed < 2**63:

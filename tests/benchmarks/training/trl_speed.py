@@ -33,7 +33,8 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.harness import attempt, forget_peak, keep, now, parser, peak_gib  # noqa: E402
 from tests.helpers.models.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
-from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
+from transformer.generation.chat import Tokenizer, load_template  # noqa: E402
+from transformer.generation.messages import encode_prompt  # noqa: E402
 from transformer.model.weights import find_checkpoint  # noqa: E402
 from transformer.rl.recipes import Settings, find_task  # noqa: E402
 from transformer.rl.trainer import Trainer, resolved  # noqa: E402
@@ -97,7 +98,7 @@ def refuse_other_prompts(case):
     tokenizer, template = Tokenizer.load(case.folder), load_template(case.folder)
     theirs = AutoTokenizer.from_pretrained(case.folder)
     for problem in case.problems(0):
-        _, mine = encode_chat(tokenizer, template, problem.messages)
+        _, mine = encode_prompt(tokenizer, template, problem.messages)
         asks = {"add_generation_prompt": True, "return_dict": False}
         if mine != (other := theirs.apply_chat_template(problem.messages, **asks)):
             raise SystemExit(f"{case.name}: TRL asks in other tokens, {other} instead of {mine}")

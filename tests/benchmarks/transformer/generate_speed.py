@@ -50,7 +50,7 @@ from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
 from transformer.model.decoder import Transformer, choose_attention  # noqa: E402
-from transformer.model.rope import Rope  # noqa: E402
+from transformer.model.rope import ROPE_TYPES, Rope  # noqa: E402
 from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
 
 SUITE = "generate"
@@ -97,7 +97,11 @@ def as_transformers(model, device, dtype):
     """The same weights, not a copy, in transformers' model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described = model.config.to_hf()
+    rope = model.config.rope
+    described = replace(model.config, rope=Rope(rope.theta)).to_hf()
+    if rope.type != "default":
+        parameters = {name: getattr(rope, name) for name in ROPE_TYPES[rope.type]}
+        described["rope_scaling"] = {"rope_type": rope.type, **parameters}
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")

@@ -21,10 +21,7 @@ from torch import Tensor  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import L2_FLUSH_BYTES, in_graphs  # noqa: E402
 from tests.benchmarks.harness import keep, parser  # noqa: E402
-from transformer.model.kernels.gemm import hopper  # noqa: E402
-from transformer.model.kernels.gemm.config import NormGemmConfig  # noqa: E402
-from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
-from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
+from transformer.model.kernels.gemm.gemm import fold, linear, swiglu  # noqa: E402
 
 DEVICE = "cuda"
 EPS = 1e-6
@@ -75,14 +72,6 @@ def fused_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
     return F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), weight)
 
 
-def through_registers(x: Tensor, folded: Tensor) -> Tensor:
-    """Ours with products that take A from registers, in the place of shared memory."""
-    y = x.new_empty(len(x), len(folded))
-    config = NormGemmConfig(through_registers=True, chain=4)
-    hopper.gemm(x, folded, y, eps=EPS, config=config)
-    return y
-
-
 # What each suite is held against, a function of x, a norm and a weight.
 PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "gemm": product,
@@ -101,15 +90,13 @@ def competitors(suite: str, x: Tensor, norm: Tensor, weight: Tensor) -> dict[str
         return {"ours": partial(swiglu, x, *weight.chunk(2)), "torch": torchs}
     folded = fold(norm, weight)
     if suite == "norm gemm swiglu":
-        halves, weights = folded.chunk(2), weight.chunk(2)
         return {
-            "ours": partial(norm_swiglu, x, norm, EPS, *weights, folded=halves),
+            "ours": partial(swiglu, x, *folded.chunk(2), eps=EPS),
             "cuBLAS alone": alone,
             "torch": torchs,
         }
     return {
-        "ours": partial(norm_linear, x, norm, EPS, weight, folded=folded),
-        "ours, A from registers": partial(through_registers, x, folded),
+        "ours": partial(linear, x, folded, eps=EPS),
         "cuBLAS alone": alone,
         "torch, norm and product": partial(fused_norm, x, norm, weight),
     }

@@ -10,9 +10,8 @@ import torch
 from flash_versions.inspect.command import compiling
 from tests.compile.compiled import unused_barriers
 from transformer.model.kernels.gemm import hopper, portable
-from transformer.model.kernels.gemm.config import NormGemmConfig, default_config
+from transformer.model.kernels.gemm.config import default_config
 
-THROUGH_REGISTERS = NormGemmConfig(through_registers=True, chain=4)
 MANY_SWIGLU = default_config(8192, 8192, 132, swiglu=True)
 PORTABLE = {
     "bf16": (portable.gemm, "swiglu", torch.bfloat16),
@@ -23,13 +22,12 @@ PORTABLE = {
 }
 HOPPER = {
     "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),
-    "norm": (partial(hopper.gemm, config=NormGemmConfig()), ""),
+    "norm": (hopper.gemm, ""),
 }
 OPTIONS = {
     "swiglu": (partial(hopper.gemm, config=MANY_SWIGLU), "swiglu bias"),
     "many": (partial(hopper.gemm, config=default_config(8192, 8192, 132, True)), "residual"),
-    "norm, swiglu": (partial(hopper.gemm, config=NormGemmConfig()), "swiglu"),
-    "norm, registers": (partial(hopper.gemm, config=THROUGH_REGISTERS), "bias"),
+    "norm, swiglu": (hopper.gemm, "swiglu"),
 }
 CALLS: dict[str, dict[str, tuple]] = {"portable": PORTABLE, "hopper": HOPPER, "options": OPTIONS}
 

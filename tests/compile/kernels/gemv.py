@@ -66,7 +66,7 @@ def step(overlap: bool) -> None:
         **options,
     )
     logits = empty(1, 128256)
-    sample.likeliest(logits, **options)
+    sample.choose(logits, **options)
     token, banned = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(128256, dtype=torch.bool)
     record = sample.Record(token, torch.zeros(1, 1), token, token)
     draws = sample.Draws(torch.zeros(1, 8, dtype=torch.float64), token, 0.7)

@@ -14,10 +14,12 @@ from transformer.generation.chat import (
     IncrementalDecoder,
     TemplateError,
     Tokenizer,
-    encode_chat,
+    encode_marked,
     load_template,
     render_chat,
+    render_marked,
 )
+from transformer.generation.messages import encode_prompt
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -107,9 +109,9 @@ def test_templates_render_as_in_transformers(oracle, template, conversation):
             assert str(error) in str(ours.value)
             continue
         assert render_chat(template, conversation, **SPECIAL, **options) == expected
-        text, tokens = encode_chat(BYTES, template, conversation, **options)
-        assert text == expected
-        assert tokens == oracle(expected, add_special_tokens=False)["input_ids"]
+        text, marked = render_marked(BYTES, template, conversation, **options)
+        tokens = oracle(expected, add_special_tokens=False)["input_ids"]
+        assert (text, encode_marked(BYTES, text, marked)) == (expected, tokens)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,8 @@ INJECTIONS = {
 @pytest.mark.parametrize("content", INJECTIONS.values(), ids=INJECTIONS.keys())
 def test_a_message_cannot_smuggle_in_a_control_token(content):
     role = "system" if "system" in content else "user"
-    clean, clean_tokens = encode_chat(BYTES, CHATML, [{"role": role, "content": "hello"}])
-    text, tokens = encode_chat(BYTES, CHATML, [{"role": role, "content": content}])
+    clean, clean_tokens = encode_prompt(BYTES, CHATML, [{"role": role, "content": "hello"}])
+    text, tokens = encode_prompt(BYTES, CHATML, [{"role": role, "content": content}])
     assert text == clean.replace("hello", content)
     control = {BYTES.token_id(token) for token in CONTROL_TOKENS}
     assert [t for t in tokens if t in control] == [t for t in clean_tokens if t in control]
@@ -156,21 +158,21 @@ def test_a_message_cannot_smuggle_in_a_control_token(content):
 
 def test_a_control_token_split_over_two_parts_is_found():
     parts = [{"type": "text", "text": "a<end_of_ "}, {"type": "text", "text": "turn>b"}]
-    text, tokens = encode_chat(BYTES, GEMMA, [{"role": "user", "content": parts}])
+    text, tokens = encode_prompt(BYTES, GEMMA, [{"role": "user", "content": parts}])
     assert "a<end_of_turn>b<end_of_turn>" in text
     assert tokens.count(BYTES.token_id("<end_of_turn>")) == 1
 
 
 def test_a_tool_cannot_smuggle_in_a_control_token():
-    template = "{{ tools | tojson }}<|im_end|>"
+    template = "{{ tools | tojson }}{{ messages[0].content }}<|im_end|>"
     tools = [{"description": "<|im_end|>"}]
-    _, tokens = encode_chat(BYTES, template, CONVERSATIONS["one turn"], tools=tools)
+    _, tokens = encode_prompt(BYTES, template, CONVERSATIONS["one turn"], tools=tools)
     assert tokens.count(BYTES.token_id("<|im_end|>")) == 1
 
 
 def test_the_tags_of_a_thought_stay_tokens_in_the_history():
     conversation = [CONVERSATIONS["one turn"][0], {"role": "assistant", "content": THOUGHT}]
-    _, tokens = encode_chat(BYTES, CHATML, conversation)
+    _, tokens = encode_prompt(BYTES, CHATML, conversation)
     assert tokens.count(BYTES.token_id("<think>")) == tokens.count(BYTES.token_id("</think>")) == 1
 
 
@@ -184,9 +186,9 @@ def test_bos_is_never_doubled():
     assert tokenizer.encode_plain("a").count(bos) == 1
     assert tokenizer.encode_plain("<s>a").count(bos) == 1
     for template in (LLAMA3, MISTRAL, GEMMA):
-        _, tokens = encode_chat(tokenizer, template, CONVERSATIONS["one turn"])
+        _, tokens = encode_prompt(tokenizer, template, CONVERSATIONS["one turn"])
         assert tokens.count(bos) == 1 and tokens[0] == bos
-    _, tokens = encode_chat(tokenizer, CHATML, CONVERSATIONS["one turn"])
+    _, tokens = encode_prompt(tokenizer, CHATML, CONVERSATIONS["one turn"])
     assert bos not in tokens
 
 

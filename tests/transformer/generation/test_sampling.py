@@ -15,7 +15,7 @@ from transformer.generation.sampling import (
     sample,
     uniform_numbers,
 )
-from transformer.model.kernels.decode.sample import draw
+from transformer.model.kernels.decode.sample import Draws, choose
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -81,7 +81,7 @@ def test_top_p_where_the_mass_is_hit_exactly(device, top_p, kept):
     rows = found.expand(65, -1).contiguous()
     for tokens in (
         sample(logits.expand(65, -1), sampling, None, numbers)[0],
-        draw(rows.to(device), numbers.to(device))[0].cpu(),
+        choose(rows.to(device), Draws(numbers.to(device)[:, None]))[0].cpu(),
     ):
         assert set(tokens.tolist()) == set(expected[0].isfinite().nonzero()[:, 0].tolist())
 

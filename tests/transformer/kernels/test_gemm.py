@@ -13,9 +13,8 @@ from flash_versions.versions.oracle.budget import Accuracy
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm.config import GemmConfig, NormGemmConfig
-from transformer.model.kernels.gemm.gemm import linear, swiglu
-from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
+from transformer.model.kernels.gemm.config import NORM, GemmConfig
+from transformer.model.kernels.gemm.gemm import fold, linear, swiglu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 FUSIONS = ["", "bias", "residual", "bias residual", "swiglu"]
@@ -51,11 +50,10 @@ def formula(a, b, up=None, bias=None, residual=None, norm_weight=None, eps=EPS):
 
 def call(a, b, up=None, bias=None, residual=None, norm_weight=None, eps=EPS):
     """The function that is under test."""
-    if norm_weight is not None and up is not None:
-        return norm_swiglu(a, norm_weight, eps, b, up)
-    if norm_weight is not None:
-        return norm_linear(a, norm_weight, eps, b, bias)
-    return linear(a, b, bias, residual=residual) if up is None else swiglu(a, b, up)
+    if norm_weight is None:
+        return linear(a, b, bias, residual=residual) if up is None else swiglu(a, b, up)
+    b, up = (None if w is None else fold(norm_weight, w) for w in (b, up))
+    return linear(a, b, bias, eps=eps) if up is None else swiglu(a, b, up, eps=eps)
 
 
 def assess(found, formula, summed=(), **inputs):
@@ -120,7 +118,7 @@ def test_norms_of_large_and_small_rows(scale, eps, device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(3, 20), (21,), ()], ids=str)
-@pytest.mark.parametrize("what", ["", "bias residual", "swiglu", "norm bias", "norm swiglu"])
+@pytest.mark.parametrize("what", ["", "bias residual", "swiglu"])
 def test_gradients_are_those_of_the_formula(what, shape, dtype, device):
     inputs = operands(60, 72, 40, what, dtype, device)
     inputs["a"] = torch.randn(*shape, 40, device=device).to(dtype)
@@ -156,15 +154,12 @@ def test_any_strides(device):
             assert accuracy.ok, accuracy
 
 
-def test_what_was_folded_before(device):
+def test_more_dimensions_and_a_bias_with_gaps(device):
     x, weight, bias, n = operands(24, 40, 64, "norm bias", device=device).values()
-    y = norm_linear(x, n, EPS, weight, bias)
-    assert torch.equal(norm_linear(x, n, EPS, weight, bias, folded=fold(n, weight)), y)
+    y = linear(x, fold(n, weight), bias, eps=EPS)
     every_other = torch.stack((bias, bias), 1)[:, 0]
-    assert torch.equal(norm_linear(x.view(2, 3, 4, 64), n, EPS, weight, every_other).view_as(y), y)
-    y = norm_swiglu(x, n, EPS, weight[:20], weight[20:])
-    folded = fold(n, weight).chunk(2)
-    assert torch.equal(norm_swiglu(x, n, EPS, weight[:20], weight[20:], folded=folded), y)
+    again = linear(x.view(2, 3, 4, 64), fold(n, weight), every_other, eps=EPS)
+    assert torch.equal(again.view_as(y), y)
 
 
 @pytest.mark.parametrize(("x", "weight"), [((0, 8), (16, 8)), ((3, 8), (0, 8)), ((3, 0), (16, 0))])
@@ -175,19 +170,16 @@ def test_nothing_to_multiply(x, weight, device):
     assert torch.equal(swiglu(x, weight, weight), formula(x, weight, weight))
 
 
-X, W, ONES = torch.zeros(5, 16), torch.zeros(24, 16), torch.ones(16)
+X, W = torch.zeros(5, 16), torch.zeros(24, 16)
 REFUSED = {
     r"x has shape \(5, 16\) and the weight \(24, 8\)": lambda: linear(X, W[:, :8]),
     "float64; float16, bfloat16 and float32": lambda: linear(X.double(), W.double()),
     r"residual has shape \(5, 16\).* need \(5, 24\)": lambda: linear(X, W, residual=X),
-    "weight is torch.bfloat16": lambda: norm_linear(X, ONES, EPS, W.bfloat16()),
-    r"up has shape \(23, 16\)": lambda: norm_swiglu(X, ONES, EPS, W, W[1:]),
-    r"up has shape \(24, 8\)": lambda: norm_swiglu(X, ONES, EPS, W, W[:, :8]),
-    r"x has shape \(5, 16\) and the weight \(24,\)": lambda: norm_linear(X, ONES, EPS, W[:, 0]),
-    r"norm_weight has shape \(15,\)": lambda: norm_linear(X, ONES[1:], EPS, W),
-    "eps=-1": lambda: norm_linear(X, ONES, -1, W),
-    "K at least 1": lambda: norm_linear(X[:, :0], ONES[:0], EPS, W[:, :0]),
-    r"folded has shape \(16,\)": lambda: norm_swiglu(X, ONES, EPS, W, W, folded=(W, ONES)),
+    "weight is torch.bfloat16": lambda: linear(X, W.bfloat16(), eps=EPS),
+    r"up has shape \(23, 16\)": lambda: swiglu(X, W, W[1:], eps=EPS),
+    r"x has shape \(5, 16\) and the weight \(24,\)": lambda: linear(X, W[:, 0], eps=EPS),
+    "eps=-1 is of a norm": lambda: linear(X, W, eps=-1),
+    "there is no residual then": lambda: linear(X, W, eps=EPS, residual=torch.zeros(5, 24)),
 }
 
 
@@ -216,21 +208,15 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
-WIDE = GemmConfig(rows=64, columns=256, stages=4, ping_pong=False, epilogue_columns=64)
-NORM = NormGemmConfig()
 CONFIGS = {
     "as it is": GemmConfig(),
     "four buffers": GemmConfig(stages=5, buffers=4),
     "high": GemmConfig(stages=4, ping_pong=False),
-    "wide": WIDE,
+    "wide": NORM,
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
     "two stages": GemmConfig(stages=2),
-    "wide sub-tiles": replace(WIDE, stages=3, epilogue_columns=128),
+    "wide sub-tiles": replace(NORM, stages=3, epilogue_columns=128),
     "norm": NORM,
-    "norm, no chain": replace(NORM, chain=1),
-    "norm, long chains": replace(NORM, chain=4),
-    "norm, A from registers": replace(NORM, through_registers=True),
-    "norm, A from registers, long chains": replace(NORM, through_registers=True, chain=4),
     "norm, narrow": replace(NORM, columns=128, epilogue_columns=32),
     "norm, one buffer": replace(NORM, buffers=1, epilogue_columns=128),
     "norm, two stages": replace(NORM, stages=2, group=1),

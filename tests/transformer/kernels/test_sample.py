@@ -11,8 +11,7 @@ from transformer.model.kernels.decode.sample import (
     CHUNK,
     Draws,
     Record,
-    draw,
-    likeliest,
+    choose,
     sample_into,
 )
 
@@ -23,7 +22,7 @@ def test_token_and_log_probability(device, dtype, size):
     """Of the logits as they are, whatever their dtype; ties go to the first."""
     logits = (4 * torch.randn(3, size)).to(device, dtype)
     logits[1, size // 2 :] = logits[1].max()
-    tokens, logprobs = likeliest(logits)
+    tokens, logprobs = choose(logits)
     exact = logits.double().log_softmax(-1)
     assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
     expected = exact.gather(1, tokens[:, None])[:, 0]
@@ -43,7 +42,7 @@ def test_a_draw_inverts_the_cumulative_distribution(device, dtype, size, tempera
     uniform = torch.rand(rows, dtype=torch.float64, device=device)
     uniform[0], uniform[1] = 0, 1 - 2**-53
     banned = torch.rand(size, device=device) < 0.3 if size > 1 else None
-    tokens, logprobs = draw(logits, uniform, temperature, banned)
+    tokens, logprobs = choose(logits, Draws(uniform[:, None], None, temperature), banned)
     scaled = logits.double() / temperature
     if banned is not None:
         scaled[:, banned] = -math.inf
@@ -60,7 +59,7 @@ def test_what_has_no_probability_is_never_drawn(device):
     logits = torch.zeros(3, 3 * CHUNK, device=device)
     logits[:, :CHUNK] = logits[:, CHUNK : CHUNK + 7] = logits[:, -CHUNK - 5 :] = -math.inf
     uniform = torch.tensor([0, 0.5, 1 - 2**-53], dtype=torch.float64, device=device)
-    tokens, logprobs = draw(logits, uniform)
+    tokens, logprobs = choose(logits, Draws(uniform[:, None]))
     allowed = range(CHUNK + 7, 2 * CHUNK - 5)
     assert tokens.tolist() == [allowed[0], allowed[len(allowed) // 2], allowed[-1]]
     torch.testing.assert_close(logprobs.exp(), torch.full_like(logprobs, 1 / len(allowed)))
@@ -75,16 +74,16 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should_be(device):
     logits[0, 0] = math.log(99 * (size - 1))
     shares = torch.linspace(0.02, 0.98, 33, dtype=torch.float64, device=device)
     rows, numbers = logits.expand(33, -1).contiguous(), 0.99 + 0.01 * shares
-    for tokens in (draw(rows, numbers)[0], draw_from(rows.softmax(-1), numbers)):
+    for tokens in (choose(rows, Draws(numbers[:, None]))[0], draw_from(rows.softmax(-1), numbers)):
         assert (tokens - shares * (size - 1)).abs().max() < 2
 
 
 def chosen(logits, number, banned=None):
     """The likeliest token, or the one that a number draws."""
     if number is None:
-        return likeliest(logits, banned)
-    numbers = torch.full(logits.shape[:1], number, dtype=torch.float64, device=logits.device)
-    return draw(logits, numbers, 1.0, banned)
+        return choose(logits, None, banned)
+    numbers = torch.full((len(logits), 1), number, dtype=torch.float64, device=logits.device)
+    return choose(logits, Draws(numbers), banned)
 
 
 @pytest.mark.parametrize("number", [None, 0.3])

@@ -39,7 +39,8 @@ def folders(tmp_path_factory):
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
     made, plain, first = map(tmp_path_factory.mktemp, ("mxfp4", "bf16", "fp32"))
     make_checkpoint("gpt-oss", first)
-    save_model(load_model(first, attention), plain)
+    config = json.loads((first / "config.json").read_text())
+    save_model(load_model(first, attention), plain, config=config)
     tensors = load_file(plain / WEIGHTS)
     quantized = {}
     for number, (name, tensor) in enumerate(list(tensors.items())):
@@ -50,7 +51,6 @@ def folders(tmp_path_factory):
             tensors[name] = mxfp4.convert_moe_packed_tensors(blocks, scales)
         else:
             quantized[name] = tensor
-    config = json.loads((plain / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, **QUANTIZED}))
     save_file(tensors, plain / WEIGHTS)
     save_file(quantized, made / WEIGHTS)

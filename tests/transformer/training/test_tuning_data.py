@@ -9,7 +9,8 @@ import pytest
 from tests.helpers.models.tiny_grpo import Count
 from tests.helpers.models.tiny_model import END
 from tests.transformer.generation.test_chat import TEMPLATES, byte_backend
-from transformer.generation.chat import Tokenizer, encode_chat
+from transformer.generation.chat import Tokenizer
+from transformer.generation.messages import encode_prompt
 from transformer.model.weights import find_checkpoint
 from transformer.tasks.skills import TASKS
 from transformer.training.tuning.chats import Chat, demonstrations, read_chats, split, with_system
@@ -84,7 +85,7 @@ def test_what_is_learned_follows_the_prompt_of_generate(name, conversation):
     turns = [i for i, x in enumerate(messages) if x["role"] == "assistant"]
     assert len(found) == len(turns)
     for turn, (before, said) in zip(turns, found):
-        _, prompt = encode_chat(encoder.tokenizer, encoder.template, messages[:turn])
+        _, prompt = encode_prompt(encoder.tokenizer, encoder.template, messages[:turn])
         assert before == prompt
         content = messages[turn]["content"]
         assert said.endswith(content.rpartition("</think>")[2].strip() + ENDS[name])
@@ -134,7 +135,7 @@ def asked(reply, user="Hi", **more):
 def test_what_a_template_cuts_is_learned_behind_the_prompt_of_generate(template, reply, said):
     encoder, chat = encoder_with(template), asked(reply)
     [document] = encoder.encode(chat)
-    _, prompt = encode_chat(encoder.tokenizer, template, chat.messages[:1])
+    _, prompt = encode_prompt(encoder.tokenizer, template, chat.messages[:1])
     assert said_after(encoder, document) == [(prompt, said + "<|im_end|>")]
     assert (document.tokens == encoder.eos[0]).sum() == 1  # what a message spells is text
 
@@ -144,7 +145,7 @@ def test_a_system_prompt_that_only_the_prompt_has_is_learned_behind(system):
     """Mistral's template writes it in front of the last message, if that is the user's."""
     encoder, messages = encoder_of("mistral"), (*system, USER, LAST)
     [document] = encoder.encode(Chat("a chat", messages))
-    _, prompt = encode_chat(encoder.tokenizer, encoder.template, messages[:-1])
+    _, prompt = encode_prompt(encoder.tokenizer, encoder.template, messages[:-1])
     assert said_after(encoder, document) == [(prompt, " Bye 🌍</s>")]
 
 

@@ -1,4 +1,4 @@
-"""The keys of a config.json beyond sizes: read into fields of `Config`, and written from them.
+"""The keys of a config.json beyond sizes, read into fields of `Config`.
 
 Keys mean what they mean to Hugging Face's transformers; one that would be ignored there and matters
 is refused here.
@@ -6,19 +6,13 @@ is refused here.
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
-from transformer.model.families.family import NUMBERS, SOFTCAPS, Family, find_family
+from transformer.model.families.family import COUNTS, NUMBERS, SOFTCAPS, Family
 from transformer.model.families.rules import (
     FULL,
-    LOCAL_THETA,
     SLIDING,
     Data,
     is_switched_on,
     rope_by_window,
-    rope_or_none,
-    unscaled_by_window,
     windows_everywhere,
     windows_everywhere_if_switched_on,
 )
@@ -33,93 +27,55 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 SWIGLU_ALPHA = 1.702  # of gpt-oss, whose silu is nearly gelu
 
 
-def read_parts(data: Data, num_layers: int) -> Data:
-    """The fields of `Config` by which families differ, from the content of a config.json.
+def read_parts(data: Data, family: Family, num_layers: int) -> Data:
+    """The fields of `Config` by which families differ, from the filled content of a config.json.
 
     Raises:
         ValueError: a key that asks for what the model does not do.
     """
-    architecture, family = find_family(data)
+    [architecture, *_] = data["architectures"]
     _refuse_unsupported(data, family)
-    data = {"sliding_window": family.window, **data}
     windows = layer_windows(data, architecture, family, num_layers)
     windowed = [window is not None for window in windows] or [False] * num_layers
     rope = _main_rope(data, family)
     ropes = family.ropes(data, rope, windowed)
-    attention_bias = family.attention_bias and read_key(data, "attention_bias", bool, family.biased)
-    activation = read_key(data, family.activation_key, str, family.activation)
+    activation_key = "hidden_activation" if "hidden_activation" in family.keys else "hidden_act"
+    activation = read_key(data, activation_key, str, None)
     if architecture == "GemmaForCausalLM" and activation == "gelu":
-        activation = family.activation  # what Google's first files mean by it
+        activation = "gelu_pytorch_tanh"  # what Google's first files mean by it
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation {activation!r} is not supported; known are {', '.join(ACTIVATIONS)}"
         )
+    attention_bias, mlp_bias = (
+        key in family.keys and read_key(data, key, bool, None)
+        for key in ("attention_bias", "mlp_bias")
+    )
     parts: Data = {
         "layer_windows": windows,
         "rope": rope,
         "layer_ropes": () if set(ropes) == {rope} else ropes,
-        "tied_embeddings": read_key(data, "tie_word_embeddings", bool, family.tied),
+        "tied_embeddings": read_key(data, "tie_word_embeddings", bool, None),
         "qkv_bias": attention_bias,
         "output_bias": attention_bias,
-        "mlp_bias": family.mlp_bias and read_key(data, "mlp_bias", bool, False),
+        "mlp_bias": mlp_bias,
         "activation": ACTIVATIONS[activation],
     }
-    for key, default in family.numbers.items():
-        value = data.get(key, default)
-        if not (is_positive(value) or (value is None and key in SOFTCAPS)):
+    for key, name in NUMBERS.items():
+        if key not in family.keys:
+            continue
+        if not (is_positive(value := data[key]) or (value is None and key in SOFTCAPS)):
             raise ValueError(f"{key} must be a positive number, not {value!r:.40}")
-        parts[NUMBERS[key]] = value
-    if family.model_type == "gemma3_text" and parts["scores_softcap"] is not None:
+        parts[name] = value
+    if architecture == "Gemma3ForCausalLM" and parts["scores_softcap"] is not None:
         # Transformers reads it for Gemma 3 and leaves the scores as they are.
         raise ValueError(f"attn_logit_softcapping must be null in {architecture}")
     if "swiglu_limit" in parts and data.get("swiglu_alpha", SWIGLU_ALPHA) != SWIGLU_ALPHA:
         alpha = data["swiglu_alpha"]
         raise ValueError(f"swiglu_alpha {alpha!r:.40} is not supported, only {SWIGLU_ALPHA}")
-    if family.experts is not None:
+    if "num_experts_per_tok" in family.keys:
         parts |= _read_experts(data, family, num_layers)
     return {**parts, **family.parts}
-
-
-def write_parts(config: Any, family: Family) -> Data:
-    """The keys of config.json for the fields that `read_parts` gives, as a family writes them."""
-    name = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "swish"}
-    data = {
-        **config.rope.to_hf(),
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": config.output_bias,
-        "mlp_bias": config.mlp_bias,
-        family.activation_key: name[config.activation],
-    }
-    windows = config.layer_windows or (None,) * config.num_layers
-    ropes = config.layer_ropes or (config.rope,) * config.num_layers
-    local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
-    if SLIDING in family.layer_types and (any(windows) or not family.window_switch):
-        data["sliding_window"] = max((window for window in windows if window), default=None)
-        if family.windowed not in WINDOWS_ALIKE:  # transformers' Mistral warns of the key
-            data["layer_types"] = [SLIDING if window else FULL for window in windows]
-    if any(windows) and family.window_switch:
-        data["use_sliding_window"] = True
-        data["max_window_layers"] = next(i for i, window in enumerate(windows) if window)
-    if family.ropes is rope_or_none:
-        data["no_rope_layers"] = [int(rope is not None) for rope in ropes]
-    if family.model_type in ("smollm3", "phi3"):
-        data["pad_token_id"] = None  # its default is a token of a large vocabulary
-    if family.ropes is rope_by_window:
-        data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
-    if family.ropes is unscaled_by_window:  # only transformers 5 has two of them
-        local = local or Rope(theta=config.rope.theta)
-        data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
-    if family.scaling is not None:  # else no scaling would mean this one
-        data["rope_parameters"] = config.rope.parameters()
-    data |= {key: getattr(config, NUMBERS[key]) for key in family.numbers}
-    if family.original is not None and config.rope.type == "longrope":
-        data[ORIGINAL] = config.rope.original_max_position_embeddings
-    if family.experts is not None:
-        data |= {key: getattr(config, name) for name, (key, _) in family.experts.items()}
-        if "normed_routing" not in family.parts:
-            data["norm_topk_prob"] = config.normed_routing
-            data["mlp_only_layers"] = list(config.dense_layers)
-    return data
 
 
 def layer_windows(
@@ -143,7 +99,7 @@ def layer_windows(
         raise ValueError(f"layer_types of {architecture} must be {ruled[0]} in every layer")
     if SLIDING not in types:
         return ()
-    if family.window_switch and not is_switched_on(data):
+    if "use_sliding_window" in family.keys and not is_switched_on(data):
         raise ValueError("layer_types names sliding_attention, but use_sliding_window is off")
     size = data["sliding_window"]
     if type(size) is not int or not 0 < size < 2**30:
@@ -165,32 +121,27 @@ def _refuse_unsupported(data: Data, family: Family) -> None:
 
 def _read_experts(data: Data, family: Family, num_layers: int) -> Data:
     """The fields of `Config` for a mixture of experts."""
-    keys = family.experts or {}
-    for key, other in itertools.permutations(("num_experts", "num_local_experts")):
-        if key not in data and other in data:  # transformers 5 takes them for the same
-            data = {**data, key: data[other]}
-    parts: Data = {name: data.get(key, default) for name, (key, default) in keys.items()}
-    if type(count := parts["num_experts"]) is not int or count < 1:
-        key = keys["num_experts"][0]
+    [key] = family.keys.keys() & {*COUNTS}
+    if type(count := data[key]) is not int or count < 1:
         raise ValueError(f"{key} must be a positive integer, not {count!r:.40}")
+    parts: Data = {"num_experts": count, "experts_per_token": data["num_experts_per_tok"]}
     if "normed_routing" in family.parts:
-        return parts
+        return {**parts, "expert_size": data["intermediate_size"]}
     if (step := read_key(data, "decoder_sparse_step", int, 1)) != 1:
         raise ValueError(f"decoder_sparse_step {step} is not supported, only 1; mlp_only_layers is")
     dense = read_key(data, "mlp_only_layers", list, [])
-    parts["dense_layers"] = tuple(layer for layer in range(num_layers) if layer in dense)
-    parts["normed_routing"] = read_key(data, "norm_topk_prob", bool, False)
-    return parts
+    return {
+        **parts,
+        "expert_size": data["moe_intermediate_size"],
+        "dense_layers": tuple(layer for layer in range(num_layers) if layer in dense),
+        "normed_routing": read_key(data, "norm_topk_prob", bool, None),
+    }
 
 
 def _main_rope(data: Data, family: Family) -> Rope:
     """The rotary embedding of layers without one of their own."""
-    if data.get("rope_theta") is None:
-        data = {**data, "rope_theta": family.theta}
-    if not (data.get("rope_scaling") or data.get("rope_parameters")):
-        data = {**data, "rope_parameters": family.scaling}
     ropes = read_key(data, "rope_parameters", dict, {})
-    if family.ropes in (rope_by_window, unscaled_by_window) and ropes:
+    if family.ropes is rope_by_window and ropes:
         if others := sorted(str(name) for name in ropes.keys() - {FULL, SLIDING}):
             raise ValueError(
                 f"rope_parameters {others[0]!r} is not supported, only those of full_attention and"
@@ -199,9 +150,9 @@ def _main_rope(data: Data, family: Family) -> Rope:
         scaling = read_key(data, "rope_scaling", dict, {})
         whole = {**read_key(ropes, FULL, dict, {}), **scaling}
         data = {**data, "rope_parameters": whole, "rope_scaling": None}
-    original = family.original and read_key(data, ORIGINAL, int, family.original)
+    original = read_key(data, ORIGINAL, int, None) if ORIGINAL in family.keys else None
     rope = Rope.from_hf(data, family.rope_types, original)
-    if rope.partial_rotary_factor != 1 and not family.partly_rotated:
+    if rope.partial_rotary_factor != 1 and "partial_rotary_factor" not in family.keys:
         raise ValueError(
             f"partial_rotary_factor {rope.partial_rotary_factor} is not supported, only whole heads"
         )

@@ -15,20 +15,14 @@ from transformer.model.rope import Rope, read_key
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-# Keys that transformers fills in where a config.json does not have them.
-MAX_WINDOW_LAYERS = 28
-NO_ROPE_LAYER_INTERVAL = 4
-LOCAL_THETA = 1e4
-OLMO_THETA = 5e5
-
-Data = dict[str, Any]
+Data = dict[str, Any]  # the content of a config.json, with the keys that it leaves out
 
 
 def windows_in_last_layers(data: Data, num_layers: int) -> list[bool]:
     """Qwen: from layer `max_window_layers` on. Llama, whose files may have the keys as well: none
     may follow, see `layer_types`.
     """
-    first = read_key(data, "max_window_layers", int, MAX_WINDOW_LAYERS)
+    first = read_key(data, "max_window_layers", int, 0)
     return [is_switched_on(data) and layer >= first for layer in range(num_layers)]
 
 
@@ -47,13 +41,13 @@ def windows_everywhere_if_switched_on(data: Data, num_layers: int) -> list[bool]
     return [is_switched_on(data)] * num_layers
 
 
-def windows_but_in_every(period: int, key: str | None = None) -> Callable[[Data, int], list[bool]]:
+def windows_but_in_every(period: int | str) -> Callable[[Data, int], list[bool]]:
     """Gemma 2, 3, OLMo 3 and gpt-oss: all layers but each second, fourth or sixth; perhaps the
     number is a key.
     """
 
     def windowed(data: Data, num_layers: int) -> list[bool]:
-        every = period if key is None else _period(data, key, period)
+        every = _period(data, period) if isinstance(period, str) else period
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
 
     return windowed
@@ -70,35 +64,25 @@ def rope_or_none(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | N
 
 
 def rope_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
-    """Gemma 3: one of its own for layers with a window, under transformers 4's key or 5's."""
-    local = _local_rope(data, data.get("rope_local_base_freq"), LOCAL_THETA)
-    return tuple(local if window else rope for window in windowed)
-
-
-def unscaled_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
-    """OLMo 3: layers with a window do not need the scaling for longer texts."""
-    local = _local_rope(data, data.get("rope_theta"), OLMO_THETA)
-    return tuple(local if window else rope for window in windowed)
-
-
-def _local_rope(data: Data, theta: Any, default: float) -> Rope:
-    """The rotary embedding of layers with a window."""
+    """One of its own for layers with a window: faster (Gemma 3, under transformers 4's key or 5's),
+    or without the scaling for longer texts, which they do not need (OLMo 3).
+    """
     ropes = read_key(data, "rope_parameters", dict, {})
-    return Rope.from_hf(
+    local = Rope.from_hf(
         {
             "max_position_embeddings": data["max_position_embeddings"],
-            "rope_theta": default if theta is None else theta,
+            "rope_theta": data.get("rope_local_base_freq", data["rope_theta"]),
             "rope_parameters": read_key(ropes, SLIDING, dict, {}),
         }
     )
+    return tuple(local if window else rope for window in windowed)
 
 
 def _rotated(data: Data, num_layers: int) -> list[bool]:
     """Whether each layer of SmolLM3 has a rotary embedding: 1 in `no_rope_layers` says it has."""
     given = read_key(data, "no_rope_layers", list, None)
     if given is None:
-        period = _period(data, "no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL)
-        return [(layer + 1) % period != 0 for layer in range(num_layers)]
+        return windows_but_in_every("no_rope_layer_interval")(data, num_layers)
     if len(given) < num_layers or not all(value in (0, 1) for value in given):
         raise ValueError(
             f"no_rope_layers must be 0 or 1 for each of {num_layers} layers, not {given!r:.60}"
@@ -116,8 +100,8 @@ def has_size(data: Data) -> bool:
     return read_key(data, "sliding_window", int, None) is not None
 
 
-def _period(data: Data, key: str, default: int) -> int:
-    period = read_key(data, key, int, default)
+def _period(data: Data, key: str) -> int:
+    period = read_key(data, key, int, 0)
     if period < 1:
         raise ValueError(f"{key} must be a positive integer, not {period}")
     return period

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from transformer.generation.progress import Progress
 from transformer.model.decoder import Transformer
-from transformer.model.files import parse_json, read_json, read_text, write_text
+from transformer.model.files import parse_json, read_text
 from transformer.model.logprobs import token_logprobs
-from transformer.model.weights import find_checkpoint, load_model, save_model
+from transformer.model.weights import find_checkpoint, load_model, save_trained
 from transformer.training.lora import add_adapters
 from transformer.training.recompute import recompute_activations
 from transformer.training.run import LOG, Forward, Recipe, Training, rows_of
@@ -18,8 +18,6 @@ from transformer.training.tuning.packing import PackedAttention, PackedBatch, Pa
 
 HELD_OUT = "held out"  # how the log calls the loss on it
 WORSE = 1.05  # a held-out loss so many times the lowest deserves a word
-TEXT_FILES = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
-NOT_COPIED = ("config.json", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +114,7 @@ class Tuning(Recipe):
         if not training.world.main:
             return
         dtype = load_model(source).model.embed_tokens.weight.dtype
-        for path in (x for pattern in TEXT_FILES for x in source.glob(pattern)):
-            if path.name not in NOT_COPIED:
-                write_text(folder / path.name, read_text(path))
-        save_model(whole, folder, dtype, read_json(source / "config.json"))
+        save_trained(whole, source, folder, dtype)
         progress.say(f"{_course(training)}ask it: python -m transformer.generate --model {folder}")
 
 

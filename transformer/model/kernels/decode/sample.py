@@ -192,55 +192,33 @@ def draw_kernel(
     write_down(row, token, score, tokens, scores, newest, column, columns)
 
 
-def likeliest(
-    logits: Tensor, banned: Tensor | None = None, *, overlap: bool | None = None
-) -> tuple[Tensor, Tensor]:
-    """The most likely token of each row.
-
-    Args:
-        logits: (batch, vocabulary), any float dtype that kernels read.
-        banned: (vocabulary,) bool, tokens whose probability is 0.
-        overlap: start before the kernel before is done; None: where the GPU can.
-
-    Returns:
-        tokens: (batch,) int64, the first of the largest.
-        logprobs: (batch,) float32, of the tokens in the softmax of the logits. Not finite where a
-            logit is NaN or +inf, or where all are -inf; the token then means nothing.
-    """
-    record = _record(logits)
-    sample_into(logits, record, None, banned, overlap=overlap)
-    return record.tokens[:, 0], record.scores[:, 0]
-
-
-def draw(
+def choose(
     logits: Tensor,
-    uniform: Tensor,
-    temperature: float = 1.0,
+    draws: Draws | None = None,
     banned: Tensor | None = None,
     *,
     overlap: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A token of each row, drawn by inverting the cumulative distribution of its softmax.
+    """The next token of each row: the likeliest, or one that is drawn by inverting the cumulative
+    distribution of the softmax.
 
     Args:
-        logits, banned, overlap: see `likeliest`; a token of -inf is never drawn.
-        uniform: (batch,) float64, a number from [0, 1) for each draw.
-        temperature: divides the logits.
+        logits: (batch, vocabulary), any float dtype that kernels read; a token of -inf is never
+            drawn.
+        draws: by which numbers; None: take the likeliest, of equal ones the first.
+        banned: (vocabulary,) bool, tokens whose probability is 0.
+        overlap: start before the kernel before is done; None: where the GPU can.
 
     Returns:
-        tokens and logprobs as `likeliest` returns them, the latter under the softmax of the scaled
-        logits.
+        tokens: (batch,) int64.
+        logprobs: (batch,) float32, of the tokens in the softmax of the logits, which the
+            temperature divides. Not finite where a logit is NaN or +inf, or where all are -inf; the
+            token then means nothing.
     """
-    record = _record(logits)
-    draws = Draws(uniform[:, None].contiguous(), None, temperature)
-    sample_into(logits, record, draws, banned, overlap=overlap)
-    return record.tokens[:, 0], record.scores[:, 0]
-
-
-def _record(logits: Tensor) -> Record:
-    """Room for one step."""
     tokens = torch.empty(len(logits), 1, dtype=torch.int64, device=logits.device)
-    return Record(tokens, logits.new_empty(tokens.shape, dtype=torch.float32))
+    scores = logits.new_empty(tokens.shape, dtype=torch.float32)
+    sample_into(logits, Record(tokens, scores), draws, banned, overlap=overlap)
+    return tokens[:, 0], scores[:, 0]
 
 
 def sample_into(
@@ -251,12 +229,8 @@ def sample_into(
     *,
     overlap: bool | None = None,
 ) -> None:
-    """Write the next token of each row and its log-probability down.
-
-    Args:
-        logits, banned, overlap: see `likeliest`.
-        record: where; the row's next column.
-        draws: by which numbers tokens are drawn; None: take the likeliest.
+    """Write the next token of each row and its log-probability down in the row's next column of the
+    record; the other arguments are those of `choose`.
     """
     batch, size = logits.shape
     chunks = cdiv(size, CHUNK)

@@ -1,20 +1,37 @@
-"""Linear layers in one kernel with what follows them: bias, residual, SwiGLU.
+"""Linear layers in one kernel with what is around them: norm, bias, residual, SwiGLU.
 
     y = linear(x, weight, bias, residual=x0)       x W^T + bias + x0
     y = swiglu(x, gate, up)                        silu(x G^T) * (x U^T)
+    y = linear(x, fold(n, weight), eps=eps)        rms_norm(x) W^T, n is the norm's weight
 
 Between a product and what follows it, PyTorch rounds to 16 bits, writes to memory and reads again.
 Here it is done on the fp32 accumulator before that is stored, so there is one rounding, and the
 intermediate tensors do not exist: of SwiGLU's 3 tensors of the intermediate size, one.
 
-There are two kernels: hopper.py for what TMA can address on a Hopper GPU, portable.py for
-everything else. Gradients are those of the formula, by torch's operations.
+An RMSNorm divides every row of x by its root mean square r and multiplies every column with a
+weight n. The product with a linear layer's W then sums over the columns:
 
-Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202.
+    y_ij = sum_k (x_ik / r_i * n_k) W_jk  =  1 / r_i * sum_k x_ik (n_k W_jk)
+
+* n goes to the other side: it multiplies the columns of W once, when the model is loaded (`fold`).
+* r_i is the same for all of a row's sum, so it can wait until the sum is there. The product starts
+  with x as it is, sums up the squares of the rows that come by, and divides at the end, when the
+  accumulator is still in registers.
+
+So the norm writes nothing and reads nothing: x is read once instead of twice, the normalised x
+never exists, one launch and one rounding to 16 bits are gone (see docs/understand/norm_gemm.md).
+What it costs: each tile of y squares its rows of x anew, on cores that wait for the tensor cores.
+
+There are two kernels: hopper.py for what TMA can address on a Hopper GPU, portable.py for
+everything else. For a handful of rows, as in decoding, decode/gemv.py is the better one: there the
+time is that of reading W. The gradient of `linear` is that of the formula, by torch's operations;
+norms and SwiGLU are left to torch where a gradient is wanted.
+
+Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202; RMSNorm: Zhang
+and Sennrich 2019, arXiv:1910.07467.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +48,12 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    eps: float | None = None,
 ) -> Tensor:
     """x W^T + bias + residual, rounded once; differentiable.
 
@@ -39,7 +61,8 @@ def linear(
         x: (..., K), float16, bfloat16 or float32.
         weight: (N, K), as that of `torch.nn.Linear`.
         bias: (N,).
-        residual: (..., N).
+        residual: (..., N); not with a norm.
+        eps: x / rms(x) takes the place of x, with this added to the mean square; None: x itself.
 
     All have one dtype and device; under torch.autocast they are brought to its dtype first.
 
@@ -49,14 +72,14 @@ def linear(
     Returns:
         (..., N) in x's dtype.
     """
-    return product(x, weight, None, bias, residual)
+    return product(x, weight, None, bias, residual, eps)
 
 
-def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(x: Tensor, gate: Tensor, up: Tensor, *, eps: float | None = None) -> Tensor:
     """silu(x G^T) * (x U^T), rounded once; differentiable.
 
     Args:
-        x: (..., K), as in `linear`.
+        x, eps: as in `linear`.
         gate: (N, K); it and `up` may be the two halves of one weight.
         up: (N, K).
 
@@ -66,21 +89,16 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     Returns:
         (..., N) in x's dtype.
     """
-    return product(x, gate, up, None, None)
+    return product(x, gate, up, None, None, eps)
 
 
-class Norm(NamedTuple):
-    """A norm of x before the product.
-
-    Attributes:
-        weight: (K,), any floating-point dtype.
-        eps: added to the mean square under the root.
-        folded: the product's weights through `rmsnorm.fold`.
+def fold(norm_weight: Tensor, weight: Tensor) -> Tensor:
+    """The weight (N, K) of a linear layer with its columns multiplied by the weight (K,) of the
+    norm before it: rounded once, to the layer's dtype, and without gradient. To be kept as long as
+    neither of the two changes.
     """
-
-    weight: Tensor
-    eps: float
-    folded: tuple[Tensor, Tensor | None]
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.detach().to(wide) * norm_weight.detach().to(wide)).to(weight.dtype)
 
 
 def product(
@@ -89,90 +107,59 @@ def product(
     up: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    norm: Norm | None = None,
+    eps: float | None,
 ) -> Tensor:
-    """`linear`, or `swiglu` if there is an `up`, of x or of the normalised x."""
-    x, weight, up, bias, residual = in_one_dtype(x, weight, up, bias, residual)
+    """`linear`, or `swiglu` if there is an `up`."""
+    tensors = in_one_dtype(x, weight, up, bias, residual)
+    x, weight, up, bias, residual = tensors
     check(x, weight, bias=bias, residual=residual, up=up)
-    if torch.compiler.is_compiling():  # and fusing by itself
-        return reference(x, weight, up, bias, residual, norm)
-    if torch.is_grad_enabled():
-        of_norm = None if norm is None else norm.weight
-        if any(t is not None and t.requires_grad for t in (x, weight, up, bias, residual, of_norm)):
-            return Product.apply(x, of_norm, weight, up, bias, residual, norm)
-    return run(x, weight, up, bias, residual, norm)
+    if eps is not None and (residual is not None or not eps >= 0):
+        raise ValueError(f"eps={eps} is of a norm: it is 0 or more, and there is no residual then.")
+    gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    # A compiler fuses by itself.
+    if torch.compiler.is_compiling() or (gradient and (up, eps) != (None, None)):
+        return reference(x, weight, up, bias, residual, eps)
+    if gradient:
+        return Product.apply(x, weight, bias, residual)
+    return run(x, weight, up, bias, residual, eps)
 
 
 def reference(
     x: Tensor,
     weight: Tensor,
-    up: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Norm | None = None,
+    up: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float | None,
 ) -> Tensor:
     """`product` by torch's operations."""
-    if norm is not None:
-        x = normalise(x, norm.weight, norm.eps)
+    if eps is not None:
+        x = F.rms_norm(x, x.shape[-1:], eps=eps)
     y = F.linear(x, weight, bias)
     if up is not None:
         y = F.silu(y) * F.linear(x, up)
     return y if residual is None else y + residual
 
 
-def normalise(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-    """The norm by torch's operations, as the model's."""
-    return norm_weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=eps)
-
-
 class Product(torch.autograd.Function):
-    """These products for autograd, also with a norm before them: the normalised x, gate and up are
-    computed anew in the backward, and so not kept.
-    """
+    """`linear` for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, x, norm_weight, weight, up, bias, residual, norm) -> Tensor:
-        """Run the kernel; `norm_weight` is that of the norm, which has a gradient."""
-        ctx.save_for_backward(x, norm_weight, weight, up)
-        ctx.eps = None if norm is None else norm.eps
-        return run(x, weight, up, bias, residual, norm)
+    def forward(ctx: Any, x, weight, bias, residual) -> Tensor:
+        """Run the kernel."""
+        ctx.save_for_backward(x, weight)
+        return run(x, weight, None, bias, residual, None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        """Of all tensors but those that were folded."""
-        x, norm_weight, weight, up = ctx.saved_tensors
-        of_x, of_norm, of_weight, of_up, of_bias, of_residual, _ = ctx.needs_input_grad
-        inputs = leaves((x, of_x), (norm_weight, of_norm))
-        with torch.enable_grad():
-            normed = inputs[0] if norm_weight is None else normalise(inputs[0], inputs[1], ctx.eps)
-        rows, of_normed = dy.reshape(-1, dy.shape[-1]), of_x or of_norm
-        if up is None:
-            d_weight = rows.mT @ normed.detach().reshape(len(rows), -1) if of_weight else None
-            d_normed, d_up = dy @ weight if of_normed else None, None
-        else:
-            factors = leaves((normed, of_normed), (weight, of_weight), (up, of_up))
-            with torch.enable_grad():
-                y = reference(*factors)
-            d_normed, d_weight, d_up = gradients(y, factors, dy)
-        dx, d_norm = d_normed, None
-        if norm_weight is not None:
-            dx, d_norm = gradients(normed, inputs, d_normed)
+        """Of all tensors."""
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad
+        rows = dy.reshape(-1, dy.shape[-1])
+        d_weight = rows.mT @ x.reshape(len(rows), -1) if of_weight else None
         d_bias = rows.sum(0) if of_bias else None
-        return dx, d_norm, d_weight, d_up, d_bias, dy if of_residual else None, None
-
-
-def leaves(*tensors: tuple[Tensor | None, bool]) -> list[Any]:
-    """Tensors as leaves of a graph, those that need a gradient with one."""
-    return [None if x is None else x.detach().requires_grad_(needed) for x, needed in tensors]
-
-
-def gradients(y: Tensor, inputs: Sequence[Any], dy: Tensor | None) -> list[Any]:
-    """The gradients of those leaves that need them."""
-    needed = [x is not None and x.requires_grad for x in inputs]
-    wanted = [x for x, one in zip(inputs, needed) if one]
-    found = iter(torch.autograd.grad(y, wanted, dy) if wanted else ())
-    return [next(found) if one else None for one in needed]
+        return dy @ weight if of_x else None, d_weight, d_bias, dy if of_residual else None
 
 
 def run(
@@ -181,21 +168,17 @@ def run(
     up: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    norm: Norm | None,
+    eps: float | None,
 ) -> Tensor:
-    """The result by a kernel; the arguments are checked. With a norm, the kernel multiplies x as it
-    is with the folded weights, and divides by its root mean square.
-    """
+    """The result by a kernel; the arguments are checked."""
     c = x.new_empty((*x.shape[:-1], weight.shape[0]))
     if 0 in (c.numel(), x.shape[-1]):  # nothing to multiply
-        return c.copy_(reference(x, weight, up, bias, residual))
-    weight, up = (weight, up) if norm is None else norm.folded
+        return c.copy_(reference(x, weight, up, bias, residual, None))
     a, b, result = matrix(x), matrix(weight), c.view(-1, c.shape[-1])
     up, residual = (None if t is None else matrix(t) for t in (up, residual))
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
     gemm: Any = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
-    eps = None if norm is None else float(norm.eps)
     with devices.on_device(x):
         gemm(a, b, result, up=up, bias=bias, residual=residual, eps=eps)
     return c

@@ -75,8 +75,9 @@ from flash_versions.versions.tiles.triton_compat import (
 from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm.config import (
     BLOCK_K,
+    CHAIN,
+    NORM,
     GemmConfig,
-    NormGemmConfig,
     default_config,
 )
 from transformer.model.kernels.gemm.rmsnorm_hopper import consume_normed
@@ -232,7 +233,6 @@ def consume_plain(problem, schedule, operands, out, c, bias, CONSUMER: gl.conste
 def gemm_kernel(
     a, b, up, c, residual, bias, rows, columns, steps, inner, eps,
     READERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BUFFERS: gl.constexpr,
-    CHAIN: gl.constexpr, THROUGH_REGISTERS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Divide the warps of a program into consumers, four each, one producer and, with a residual,
@@ -246,7 +246,7 @@ def gemm_kernel(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         ROWS * READERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
-    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL, CHAIN, THROUGH_REGISTERS)
+    schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
     out = make_pipeline(c, TILES, 1) if RESIDUAL else make_unguarded(c, TILES)
@@ -301,21 +301,22 @@ def gemm(
         bias: (N,), contiguous.
         residual: (M, N); may be c.
         eps: added to the mean square under the root; None: no norm.
-        config: the schedule, with a norm a `NormGemmConfig`; None chooses.
+        config: the schedule; None chooses.
 
     Raises:
-        ValueError: the configuration does not fit the residual.
+        ValueError: the configuration does not fit the residual or the norm.
     """
     rows, columns = c.shape
     num_sms = devices[a.device].num_sms
-    if config is None and eps is not None:
-        config = NormGemmConfig()
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), num_sms, added, both)
+        config = config if eps is None else NORM
     if residual is not None and config.buffers == 1:
         raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
-    chain = getattr(config, "chain", 1)
+    chain = 1 if eps is None else CHAIN
+    if eps is not None and (config.rows != 64 or config.ping_pong):
+        raise ValueError("with a norm, both consumers compute a tile, 64 rows each.")
     tile_columns = config.columns if up is None else config.columns // 2
     out_columns = min(config.epilogue_columns, tile_columns)
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
@@ -339,8 +340,6 @@ def gemm(
             "STAGES": config.stages,
             "GROUP": config.group,
             "BUFFERS": config.buffers,
-            "CHAIN": chain,
-            "THROUGH_REGISTERS": getattr(config, "through_registers", False),
             # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
             "CONSUMER_REGISTERS": 240,
             "PRODUCER_REGISTERS": 24,

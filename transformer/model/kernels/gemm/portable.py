@@ -4,14 +4,12 @@ One program for each tile of C. Its loop multiplies blocks of A and B that Trito
 ends with the same fusions as the kernel for Hopper (hopper.py): bias, residual, SwiGLU. Of
 SwiGLU's two weights a program has a tile each, so two accumulators, and multiplies A with both.
 
-With a norm (rmsnorm.py) the rows are also divided by the root mean square of A's. Their squares are
+With a norm the rows are also divided by the root mean square of A's. Their squares are
 summed up in a loop of their own, which reads A once more: with both in one loop, the pipeline that
 Triton 3.6 makes of it for Hopper gave sums that changed from run to run.
 
 Source: the Triton tutorial on matrix multiplication.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,27 +18,6 @@ from torch import Tensor
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
-
-
-@dataclass(frozen=True)
-class TileConfig:
-    """The size of a tile of C, and of the blocks of A and B.
-
-    Attributes:
-        rows: of a tile.
-        columns: of a tile.
-        block_k: columns of a block of A and of B.
-        group: rows of tiles that are walked down before the next column of tiles.
-        num_warps: of a program.
-        num_stages: blocks that are loaded ahead.
-    """
-
-    rows: int = 128
-    columns: int = 128
-    block_k: int = 64
-    group: int = 8
-    num_warps: int = 8
-    num_stages: int = 3
 
 
 @triton.jit
@@ -118,29 +95,19 @@ def gemm(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     eps: float | None = None,
-    config: TileConfig | None = None,
 ) -> None:
     """As `hopper.gemm`, with any dtype and any matrices whose rows are contiguous."""
-    config = config or default_config(a, up is not None)
+    # Blocks fit the shared memory of every GPU from Ampere on (99 KiB).
+    height, width, depth, warps, stages = 128, 64 if up is not None else 128, 64, 8, 3
+    if a.dtype == torch.float32:  # multiplied without tensor cores, from registers
+        height, width, depth, warps, stages = 64, 64, 32, 4, 2
     rows, columns = c.shape
     matrices = (a, b, up, c, residual)
     strides = (0 if x is None else x.stride(0) for x in matrices)
     launch_gemm(
-        (cdiv(rows, config.rows) * cdiv(columns, config.columns),),
+        (cdiv(rows, height) * cdiv(columns, width),),
         (*matrices, bias, rows, columns, a.shape[1], *strides, eps),
-        {
-            "BLOCK_M": config.rows,
-            "BLOCK_N": config.columns,
-            "BLOCK_K": config.block_k,
-            "GROUP": config.group,
-        },
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        {"BLOCK_M": height, "BLOCK_N": width, "BLOCK_K": depth, "GROUP": 8},
+        num_warps=warps,
+        num_stages=stages,
     )
-
-
-def default_config(a: Tensor, swiglu: bool) -> TileConfig:
-    """Tiles whose blocks fit the shared memory of every GPU from Ampere on (99 KiB)."""
-    if a.dtype == torch.float32:  # multiplied without tensor cores, from registers
-        return TileConfig(64, 64, 32, num_warps=4, num_stages=2)
-    return TileConfig(columns=64 if swiglu else 128)

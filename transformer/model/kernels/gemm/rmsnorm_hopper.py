@@ -1,4 +1,4 @@
-"""y = rms_norm(x) W^T on Hopper: A passes through registers, and its squares are summed up there.
+"""y = rms_norm(x) W^T on Hopper: a copy of A in registers is squared and summed up.
 
 What stays of hopper.py: the pipeline, its producer, the tiles and their order, an epilogue that
 leaves in sub-tiles. What is new: while the tensor cores multiply, a consumer loads its 64 x 64 of A
@@ -17,16 +17,11 @@ One consumer; a column is a stretch of time, [..] what the tensor cores do:
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own store of BUFFERS sub-tiles before       tma.store_wait
 
-* ldmatrix fills just the registers that WGMMA would take its left operand from. So there are two
-  ways to go on, by THROUGH_REGISTERS: the products read these registers, and A leaves shared memory
-  once; or they read A from shared memory, and the registers are a copy to be squared. The first
-  waits for the loads before it can issue a product, and on an H200 that costs more than reading
-  shared memory twice (docs/understand/norm_gemm.md).
-* Registers that a product in flight reads must not change. Within a chain of CHAIN slots, spelled
-  out one after the other, each slot's A has registers of its own, and the next product is issued
-  before the last one is done. Round the loop there is no such way: ptxas would run each product by
-  itself (its warning C7512), so a chain ends with a wait for all of it. The other consumer's
-  products fill the gap.
+* Products that read A from the registers that are squared would read shared memory a sixth less,
+  but wait for the loads: on an H200 that was slower (docs/understand/log.md).
+* Within a chain of CHAIN slots, spelled out one after the other, the next product is issued before
+  the last one is done; a chain ends with a wait for all of it. The other consumer's products fill
+  the gap.
 * The squares stand behind the wait for the next slot. That wait is a branch, and ptxas does not
   move the squares across it, in between the instructions that issue the product.
 * A thread holds 16 numbers of each of two rows, and four threads share a row. Each sums up its own;
@@ -34,8 +29,6 @@ One consumer; a column is a stretch of time, [..] what the tensor cores do:
 
 Registers, for each thread of a consumer: 128 of the accumulator (64 x 256), 16 of A for each slot
 in flight, two sums.
-
-Source: the register operand of WGMMA as FlashAttention 3 uses it for P (arXiv:2407.08608).
 """
 
 from triton.experimental import gluon
@@ -43,7 +36,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
+from transformer.model.kernels.gemm import config
 from transformer.model.kernels.gemm.tiles import CONSUMERS, finish
+
+CHAIN = gl.constexpr(config.CHAIN)
 
 # What each thread holds when it has summed up its part of 64 rows of A, in the registers of WGMMA:
 # by bits, where the next register is, the next lane of a warp, the next warp.
@@ -65,7 +61,7 @@ def sum_of_squares(a):
 
 
 @gluon.jit
-def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
+def multiply(operands, stage, steps, CONSUMER: gl.constexpr):
     """The product of a consumer's rows of A with a tile's columns, and the sums of squares of these
     rows: fp32 (64, columns), fp32 (64,), next stage of the pipeline.
     """
@@ -76,16 +72,13 @@ def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
     acc = gl.zeros([WARPGROUP_ROWS, COLUMNS], gl.float32, layout)
     squares = gl.zeros([WARPGROUP_ROWS, 4], gl.float32, ROWS_BY_THREAD)
     pipeline.wait(stage)
-    for step in range(0, steps, schedule.CHAIN):
+    for step in range(0, steps, CHAIN):
         before = stage
-        for i in gl.static_range(schedule.CHAIN):
+        for i in gl.static_range(CHAIN):
             a_tile = operands.a.index(stage.slot * CONSUMERS + CONSUMER)
             a = a_tile.load(operand)
             b_tile = pipeline.tiles.index(stage.slot).permute((1, 0))
-            if schedule.THROUGH_REGISTERS:
-                product = warpgroup_mma(a, b_tile, acc, is_async=True)
-            else:
-                product = warpgroup_mma(a_tile, b_tile, acc, is_async=True)
+            product = warpgroup_mma(a_tile, b_tile, acc, is_async=True)
             acc = warpgroup_mma_wait(1, deps=[product])
             if i > 0:
                 pipeline.release(before)
@@ -108,7 +101,7 @@ def consume_normed(problem, schedule, operands, out, c, bias, inner, eps, CONSUM
     for tile in range(gl.program_id(0), problem.num_tiles(), gl.num_programs(0)):
         row, column = problem.locate(tile)
         row += CONSUMER * WARPGROUP_ROWS
-        acc, squares, stage = multiply(operands, schedule, stage, problem.steps, CONSUMER)
+        acc, squares, stage = multiply(operands, stage, problem.steps, CONSUMER)
         scale = gl.rsqrt(squares / inner + eps)
         number = finish(acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER)
     tma.store_wait(0)

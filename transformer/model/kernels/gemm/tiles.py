@@ -52,8 +52,6 @@ class Schedule:
     READERS: gl.constexpr  # consumers that compute one tile, and so read the same slots
     BUFFERS: gl.constexpr
     RESIDUAL: gl.constexpr
-    CHAIN: gl.constexpr  # this and the next: with a norm, see `NormGemmConfig`
-    THROUGH_REGISTERS: gl.constexpr
 
     @gluon.jit
     def stage_out(self, out, consumer, number):
