@@ -78,7 +78,9 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removep
 
 
 def check(version, q, k, v, dlse=True, backward=True, **options):
-    """One call, forward and backward, against its budget; skips what the version does not offer."""
+    """One call, forward and backward, against its budget; skips what the version does not offer.
+    The gradient of the LSE is NaN where a query sees no key.
+    """
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.manual_seed(1)  # the same dropout in both
     request = make_request(*leaves, **options)
@@ -93,12 +95,14 @@ def check(version, q, k, v, dlse=True, backward=True, **options):
         assert_ok(assess_request(results, request))
         return
     do = torch.randn(o.shape, device=o.device).to(o.dtype)
-    dlse = torch.randn_like(lse) if dlse else None
+    unseeing = lse == -torch.inf
+    dlse = torch.randn_like(lse).masked_fill(unseeing, torch.nan) if dlse else None
     if options.get("sink") is not None:
         leaves.append(options["sink"])
     outputs, upstream = ((o,), (do,)) if dlse is None else ((o, lse), (do, dlse))
     gradients = torch.autograd.grad(outputs, leaves, upstream)
     results |= dict(zip(("dq", "dk", "dv", "dsink"), gradients))
+    dlse = None if dlse is None else dlse.masked_fill(unseeing, 0.0)
     assert_ok(assess_request(results, request, do, dlse))
 
 
