@@ -11,6 +11,7 @@ import torch
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import make_request
+from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa3.forward import FEW_ROWS, left_for_options, left_to_gathering
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES, DTYPES, Case
@@ -79,15 +80,21 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removep
 
 def check(version, q, k, v, dlse=True, backward=True, **options):
     """One call, forward and backward, against its budget; skips what the version does not offer.
-    The gradient of the LSE is NaN where a query sees no key.
+
+    The gradient of the LSE is NaN where a query sees no key. Simulated kernels are watched: no
+    access outside of a tensor, of memory that nothing wrote, or that two programs race for, and NaN
+    where a mask hides what is loaded.
     """
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.manual_seed(1)  # the same dropout in both
     request = make_request(*leaves, **options)
     if reason := VERSIONS[version].unsupported(request):
         pytest.skip(reason)
+    given = {name: x for name, x in request._asdict().items() if torch.is_tensor(x)}
+    watch = Watch({name: x.detach() for name, x in given.items()})
     torch.manual_seed(1)
-    o, lse = attention(*leaves, version=version, return_lse=True, **options)
+    with watch.watching():
+        o, lse = attention(*leaves, version=version, return_lse=True, **options)
     assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == q.dtype
     assert lse.dtype == torch.float32 and not lse.isnan().any()
     results = {"o": o.detach(), "lse": lse.detach()}
@@ -100,7 +107,8 @@ def check(version, q, k, v, dlse=True, backward=True, **options):
     if options.get("sink") is not None:
         leaves.append(options["sink"])
     outputs, upstream = ((o,), (do,)) if dlse is None else ((o, lse), (do, dlse))
-    gradients = torch.autograd.grad(outputs, leaves, upstream)
+    with watch.watching():
+        gradients = torch.autograd.grad(outputs, leaves, upstream)
     results |= dict(zip(("dq", "dk", "dv", "dsink"), gradients))
     dlse = None if dlse is None else dlse.masked_fill(unseeing, 0.0)
     assert_ok(assess_request(results, request, do, dlse))
@@ -209,6 +217,12 @@ def test_gradients_of_any_strides(version, layout, device):
     do = GRADIENT_LAYOUTS[layout](torch.randn_like(o))
     gradients = torch.autograd.grad(o, leaves, do)
     assert_gradients_right(make_request(*leaves), gradients, do)
+
+
+def test_a_sink_is_all_that_is_seen(device):
+    """Without a key, the LSE and its gradient are the sink's."""
+    case = Case("", 5, 0, batch=2, heads=2, sink=True)
+    check("fa2", *case.inputs(torch.float32, device), **case.all_options(device))
 
 
 @pytest.mark.parametrize("version", ["fa1", "fa2"])  # no box takes them
