@@ -60,6 +60,7 @@ def options_of(device, batch=2):
         "full": {},
         "window": {"causal": True, "window": (70, None)},
         "window ahead": {"window": (40, 30)},
+        "window behind": {"window": (70, None)},
         "softcap": {"softcap": 3.0},
         "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
         "alibi": {"causal": True, "alibi_slopes": torch.rand(batch, 8, device=device)},
