@@ -217,8 +217,6 @@ def with_padding(seen: Ragged, real: torch.Tensor) -> Ragged:
     first = (real.cumsum(1) == 0).sum(1, dtype=torch.int32)
     if not seen.causal:
         return replace(seen, kv_starts=first if left else None, kv_lengths=first + real.sum(1))
-    if seen.kv_lengths is not None:
-        first = torch.minimum(first, seen.kv_lengths)
     return replace(seen, kv_starts=first)
 
 

@@ -284,9 +284,10 @@ def test_pages_and_rows_give_the_same_bits(device):
 )  # fmt: skip
 def test_chunks(causal, queries, where, device):
     """Against an interval mask on each sequence: chunks are counted from the padding's end, and
-    keys of other chunks are never multiplied. One sequence is shorter than its queries.
+    keys of other chunks are never multiplied. One sequence is shorter than its queries, and one
+    ends with a chunk.
     """
-    lengths, starts, size = [20, 2, 29], [3, 1, 0], 5
+    lengths, starts, size = [23, 2, 29], [3, 1, 0], 5
     q, _, _ = inputs(device, M=queries)
     caches = filled_cache(device, lengths)
     for cache in caches:

@@ -43,21 +43,6 @@ def test_any_number_of_splits(name, num_splits, device):
     assert_within_budget(o, lse, q, k, v, **OPTIONS[name])
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_a_sink_counts_once(num_splits, device):
-    tensors = inputs(device)
-    sink = torch.tensor([3.0, -5.0, 0.0, float("-inf")], device=device)
-    o, lse = forward(*tensors, num_splits=num_splits, sink=sink)
-    assert_within_budget(o, lse, *tensors, sink=sink)
-
-
-def test_splits_with_lengths_of_their_own(device):
-    q, k, v = inputs(device, M=1, batch=4)
-    lengths = torch.tensor([150, 33, 1, 0], device=device)
-    o, lse = forward(q, k, v, causal=True, kv_lengths=lengths, num_splits=5)
-    assert_within_budget(o, lse, q, k, v, causal=True, kv_lengths=lengths)
-
-
 CUT = {  # of 256 queries in tiles of 64, blocks of 32 keys; the number of pairs that an edge cuts
     "full": ({}, 0),
     "causal": ({"causal": True}, 8),

@@ -7,6 +7,7 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
+from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper import host as fa3_host
 from flash_versions.versions.fa3.hopper.backward import kernel as BACKWARD
@@ -56,10 +57,11 @@ def small(version, **switches):
 
 
 def attend(version, request, config=None):
-    """{name: result} of a simulated forward."""
+    """{name: result} of a simulated forward, in which no access is out of order."""
     aligned = in_vectors(request)
     assert HOSTS["fa3"].left_to_portable(aligned) is None
-    o, lse, _ = HOSTS[version].forward(aligned, config)
+    with Watch({}).watching():
+        o, lse, _ = HOSTS[version].forward(aligned, config)
     return {"o": narrowed(o, request.v), "lse": lse}
 
 

@@ -160,6 +160,10 @@ DAMAGES = {
         _edit_tensors({f"extra.{i}": torch.ones(1) for i in range(5)}),
         r"5 unexpected \(extra.0, extra.1, extra.2, ...\)",
     ),
+    "another head": (
+        _edit_tensors({"lm_head.weight": torch.ones(512, 64)}),
+        r"1 unexpected \(lm_head.weight\)",
+    ),
     "shape": (
         _edit_tensors({NORM: torch.ones(63)}),
         rf"1 unusable \({NORM} is \[63\] instead of \[64\]\)",

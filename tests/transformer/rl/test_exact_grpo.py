@@ -255,8 +255,14 @@ def attend_by(version):
     return attend
 
 
-@pytest.mark.parametrize(("kernels", "version"), [("torch", "reference"), ("fused", "fa2")])
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": False, "qkv_bias": True}], ids=str)
+OTHER = {"qk_norm": False, "qkv_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "version", "changes"),
+    [("torch", "reference", {"sinks": True}), ("fused", "fa2", {}), ("fused", "fa2", OTHER)],
+    ids=str,
+)
 def test_a_shared_cache_is_one_for_each_row(kernels, version, changes):
     model = tiny(kernels, attend_by(version), **changes)
     prompts = KVCache(model.config, 2, 40)

@@ -65,6 +65,7 @@ WRONG_NUMBERS = [
     "<answer>72 </answer><answer>71</answer>",
     "<think>72",  # the thought does not end
     "<think>72</think>",
+    "<think>3</think>71<think>72</think>",
     "0" * 200 + "72",  # too long for a number, and its end is none
     ".72",
     "72e1",

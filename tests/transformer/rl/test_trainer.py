@@ -226,9 +226,9 @@ def said(trainer: Trainer) -> list[float]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
-    """Of three out of five, by hand; evaluated as such, while nothing else changes."""
+    """Of three out of five, rounded, by hand; evaluated as such, while nothing else changes."""
     changes = {"steps": 5, "dtype": dtype, "lora_rank": rank, "checkpointing": True}
-    trainer, plain = (make_trainer(tempted, **changes, average=x) for x in (0.6, 0.0))
+    trainer, plain = (make_trainer(tempted, **changes, average=x) for x in (0.55, 0.0))
     judge = make_trainer(tempted, dtype=dtype)
     policies: list[dict[str, torch.Tensor]] = []
     for _ in range(5):

@@ -8,6 +8,7 @@ import torch
 from flash_versions import attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
 from tests.helpers.kernels.budget import assert_right, random_inputs
@@ -21,9 +22,12 @@ inputs = partial(
 
 
 def assert_decodes(request, config=CONFIG):
-    """The kernel for decoding takes the request, and is within the budget of `o` and of the LSE."""
+    """The kernel for decoding takes the request, and is within the budget of `o` and of the LSE; no
+    access is out of order.
+    """
     assert decode.decodes(request)
-    o, lse, _ = fa2.forward(request, config)
+    with Watch({}).watching():
+        o, lse, _ = fa2.forward(request, config)
     assert_right(request, o, lse)
     return o, lse
 
@@ -56,6 +60,7 @@ def options_of(device, batch=2):
         "full": {},
         "window": {"causal": True, "window": (70, None)},
         "window ahead": {"window": (40, 30)},
+        "window behind": {"window": (70, None)},
         "softcap": {"softcap": 3.0},
         "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
         "alibi": {"causal": True, "alibi_slopes": torch.rand(batch, 8, device=device)},

@@ -10,6 +10,7 @@ from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.state import here
 from flash_versions.versions.fa2 import decode, stream_k
 from tests.flash_versions.versions.decode.test_decode import options_of
@@ -32,9 +33,10 @@ SHARES = [1, 3, 16]
 
 
 def assert_shared(request, number, config=CONFIG):
-    """Within the budget of `o` and of the LSE in so many shares."""
+    """Within the budget of `o` and of the LSE in so many shares; no access is out of order."""
     assert decode.decodes(request)
-    o, lse, _ = stream_k.forward(request, config, number)
+    with Watch({}).watching():
+        o, lse, _ = stream_k.forward(request, config, number)
     assert_right(request, o, lse)
     return o, lse
 

@@ -185,3 +185,8 @@ def test_prepare_takes_what_is_quantised(device, dtype, dim):
     rows = v_scale.repeat_interleave(128, 2)[..., :300].transpose(1, 2)[..., None]
     assert torch.equal(c, v.float() * rows)
     assert torch.equal(found.v_reference, v_scale.amax(-1))
+    v_scale[..., 1:] += 1  # later blocks have the larger scales, also those behind the last key
+    given |= {"kv_lengths": torch.tensor([256, 40], device=device)}
+    v_scale[0, :, 2] += 1
+    found = prepare(request(q, k, v, **given)).v_reference
+    assert torch.equal(found, torch.stack((v_scale[0, :, 1], v_scale[1, :, 0])))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.request import make_request
+from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa3.hopper.decode import host as HOST
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_packed import in_pages
@@ -42,9 +43,10 @@ def requests(
 
 
 def check(request, exact, config=CONFIG, shares=3):
-    """Results are within the budget."""
+    """Results are within the budget, and no access is out of order."""
     assert HOST.left_to_gathering(request) is None
-    o, lse, _ = HOST.forward(request, config, shares)
+    with Watch({}).watching():
+        o, lse, _ = HOST.forward(request, config, shares)
     assert_ok(assess_request({"o": o, "lse": lse}, exact))
 
 

@@ -9,6 +9,7 @@ import torch
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
+from flash_versions.simulator.checking import Watch
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.fa4.hopper import forward as fa4_kernel
@@ -43,11 +44,11 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, D_v=None):
 
 
 def attend(version, config, request):
-    """{name: result} of a simulated forward."""
-    if version == "fa3":
-        o, lse, _ = forward_fp8_hopper.forward(request, prepare(request), config)
-    else:
-        o, lse, _ = HOSTS["fa4"].forward_quantized(request, prepare(request), config)
+    """{name: result} of a simulated forward, in which no access is out of order."""
+    fa3, fa4 = forward_fp8_hopper.forward, HOSTS["fa4"].forward_quantized
+    quantized = prepare(request)
+    with Watch({}).watching():
+        o, lse, _ = (fa3 if version == "fa3" else fa4)(request, quantized, config)
     return {"o": o, "lse": lse}
 
 

@@ -8,6 +8,7 @@ from operator import index
 import pytest
 import torch
 
+from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.gluon.machine import using
 from flash_versions.simulator.rebind import rebound
 from flash_versions.simulator.values import to_tensor
@@ -40,7 +41,9 @@ FUSIONS = ["", "bias", "residual", "bias residual", "swiglu", "swiglu bias resid
 
 def check(config, *shape, what="", dtype=torch.bfloat16):
     inputs = operands(*shape, what, dtype)
-    accuracy = assess(multiply(config, **inputs), formula, **inputs)
+    with Watch({}).watching():
+        found = multiply(config, **inputs)
+    accuracy = assess(found, formula, **inputs)
     assert accuracy.ok, accuracy
 
 

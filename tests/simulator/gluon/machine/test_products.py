@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.errors import AccessError, CompileError
 from flash_versions.versions.tiles.pipeline import make_barriers
 from flash_versions.versions.tiles.triton_compat import load_tile, store_tile
@@ -94,11 +95,14 @@ def test_a_ring_that_is_right(release, order):
 
 @by_order
 def test_a_slot_that_is_filled_while_a_product_reads_it(order):
+    """Where accesses are watched, who releases it is told."""
     said = (
         r"slot \d of `[ab]_tiles` is filled by produce 1.* while a product of .*consume 0 that no "
         "warpgroup_mma_wait has waited for still reads it"
     )
     with pytest.raises(AccessError, match=said):
+        multiply("early")
+    with Watch({}).watching(), pytest.raises(AccessError, match="is released before it is read"):
         multiply("early")
 
 
