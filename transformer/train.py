@@ -67,7 +67,7 @@ def train(training: Training, save_every: int, progress: Progress) -> None:
         training.seconds = before + now - started
         shown = None
         if training.step % recipe.log_every == 0 or training.step == steps:
-            mean = world.sum(loss).item() / learned
+            mean = world.reduce(loss).item() / learned
             with world.together():
                 if not math.isfinite(mean):
                     raise ValueError(

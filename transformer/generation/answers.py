@@ -18,13 +18,7 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
 from transformer.generation.stats import Statistics
-from transformer.model.files import (
-    only_writer_of,
-    parse_jsonl,
-    read_text,
-    write_text,
-    writing,
-)
+from transformer.model.files import only_writer_of, parse_jsonl, read_text, write_text, writing
 
 STANDARD_INPUT = Path("-")
 BATCHES = 256  # whose answers are in memory at a time

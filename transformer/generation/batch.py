@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -221,22 +222,13 @@ class Batch:
         seen = None
         if self.options.sampling.repetition_penalty != 1:
             seen = tokens_seen(self.places, self.model.config.vocab_size).to(self.device)
-        start = (
-            partial(PromptLookupDecoding, drafts=self.engine.prompt_lookup)
-            if self.engine.prompt_lookup
-            else Decoding
-        )
+        start: Any = Decoding
+        if drafts := self.engine.prompt_lookup:
+            start = partial(PromptLookupDecoding, drafts=drafts)
         return start(
-            self.model,
-            self.cache,
-            logits,
-            self.places,
-            self.options,
-            at_once=self.at_a_time,
-            numbers=self._numbers(self.places),
-            seen=seen,
-            cuda_graph=self.cuda_graph,
-        )
+            self.model, self.cache, logits, self.places, self.options, at_once=self.at_a_time,
+            numbers=self._numbers(self.places), seen=seen, cuda_graph=self.cuda_graph,
+        )  # fmt: skip
 
     def _numbers(self, rows: Sequence[Row]) -> Tensor | None:
         """The random numbers of some rows; greedy needs none."""
@@ -308,15 +300,10 @@ class Batch:
     def _advance(self, decoding: Decoding, steps: int) -> None:
         """Launch some steps; pages that they fill are given out before."""
         if isinstance(self.cache, PagedKVCache):
-            ahead = decoding.ahead + steps * (
-                1 + self.engine.prompt_lookup
-            )  # drafts that fail may get lost
-            self.cache.allocate(
-                [
-                    0 if row.finish_reason else min(row.stored + ahead, row.most_stored)
-                    for row in self.places
-                ]
-            )
+            # Drafts that fail may get lost.
+            ahead = decoding.ahead + steps * (1 + self.engine.prompt_lookup)
+            most = [min(row.stored + ahead, row.most_stored) for row in self.places]
+            self.cache.allocate([0 if x.finish_reason else n for x, n in zip(self.places, most)])
         decoding.advance(steps)
 
     def _measure(self, decoding: Decoding) -> None:

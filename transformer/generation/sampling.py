@@ -142,8 +142,7 @@ def process_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> T
     """
     logits = logits.float()
     if sampling.repetition_penalty != 1:
-        if seen is None:
-            raise ValueError("a repetition penalty needs the mask of seen tokens, got None")
+        assert seen is not None
         logits = penalise_seen(logits, sampling.repetition_penalty, seen)
     if sampling.greedy:
         return logits
@@ -218,8 +217,7 @@ def sample(
         if not logprobs:
             return tokens, largest.float()
         return tokens, logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    if uniform is None:
-        raise ValueError("sampling needs a random number for each row, got None")
+    assert uniform is not None
     if logits.is_cuda:
         return choose(logits, Draws(uniform[:, None].contiguous()))
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do

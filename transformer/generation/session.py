@@ -219,14 +219,8 @@ class Session:
         """
         files = sorted(self.folder.glob("*.safetensors"))
         weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
-        settings = (
-            self.template,
-            self.thinking,
-            self.eos,
-            self.stop_strings,
-            self.sampling,
-            self.max_tokens,
-        )
+        how = (self.stop_strings, self.sampling, self.max_tokens)
+        settings = (self.template, self.thinking, self.eos, *how)
         rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.prompt_lookup)
         kernels = (self.attention, self.model.kernels, self.precision)
         engine = (self.device.type, self.dtype, *kernels, *rounding)

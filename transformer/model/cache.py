@@ -67,13 +67,7 @@ class Cache:
         self.fixed, self.uniform = False, True
 
     def truncate(self, length: int) -> None:
-        """Forget what every row holds past its first `length` tokens; 0 empties the cache.
-
-        Raises:
-            ValueError: a negative length.
-        """
-        if length < 0:
-            raise ValueError(f"a cache cannot be truncated to {length} tokens")
+        """Forget what every row holds past its first `length` tokens; 0 empties the cache."""
         self.lengths.clamp_(max=length)
         self.longest = min(self.longest, length)
         self.fixed, self.uniform = False, self.uniform or length == 0

@@ -209,20 +209,11 @@ def forward(
             h = mlp.gated(*h.chunk(2, -1))
             x = exact.linear(h, mlp.down_proj.weight, mlp.down_proj.bias, x)
             continue
-        x = linear(
-            o,
-            attention.o_proj.weight,
-            attention.o_proj.bias,
-            residual=x,
-            overwrite=True,
-            overlap=overlap,
-        )
+        x = linear(o, attention.o_proj.weight, attention.o_proj.bias, residual=x, overlap=overlap)
         h = swiglu(
             x, gate_up, gate_up_bias, norm=norm_of(block.post_attention_layernorm), overlap=overlap
         )
-        x = linear(
-            h, mlp.down_proj.weight, mlp.down_proj.bias, residual=x, overwrite=True, overlap=overlap
-        )
+        x = linear(h, mlp.down_proj.weight, mlp.down_proj.bias, residual=x, overlap=overlap)
     x = x.unflatten(0, (batch, length))
     x = x[:, -1].contiguous() if last_only else x.flatten(0, 1)
     if exactly:

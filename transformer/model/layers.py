@@ -197,11 +197,7 @@ class FeedForward(nn.Module):
         return self.gate_proj, self.up_proj
 
     def forward(
-        self,
-        x: Tensor,
-        norm: MaybeNorm,
-        products: Products = TORCH,
-        residual: Tensor | None = None,
+        self, x: Tensor, norm: MaybeNorm, products: Products = TORCH, residual: Tensor | None = None
     ) -> Tensor:
         """(batch, length, hidden) to the same; `norm` is that of x, before the projections. The
         residual is added.

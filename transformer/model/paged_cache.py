@@ -47,7 +47,7 @@ class PagedKVCache(Cache):
         asked: bytes of the pool that was asked for last, also if the memory did not have them.
 
     Raises:
-        ValueError: more capacity than the model has positions, or pages without a token.
+        ValueError: more capacity than the model has positions.
     """
 
     def __init__(
@@ -60,8 +60,6 @@ class PagedKVCache(Cache):
         page_size: int = PAGE_SIZE,
     ):
         super().__init__(config, batch, capacity, device)
-        if page_size < 1:
-            raise ValueError(f"a page must hold at least 1 token, not {page_size}")
         self.page_size = page_size
         self.moves = self.asked = 0
         # Host and device have a table each; entries without a page are page 0.

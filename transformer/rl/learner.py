@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from transformer.model.decoder import Transformer
 from transformer.rl.groups import groups_of
@@ -167,12 +168,13 @@ class Learner:
             (part, put([rollouts[row] for row in part], self.device))
             for part in groups_of(rows, size)
         ]
-        return found + [([], self._nothing())] * (int(world.most(len(found))) - len(found))
+        most = int(world.total(len(found), ReduceOp.MAX))
+        return found + [([], self._nothing())] * (most - len(found))
 
     def _everywhere(self, metrics: Metrics) -> Metrics:
         """The metrics of all ranks, joined."""
-        sums = self.world.sum(torch.stack([*metrics.sums.values()]))
-        maxima = self.world.max(torch.stack([*metrics.maxima.values()]))
+        sums = self.world.reduce(torch.stack([*metrics.sums.values()]))
+        maxima = self.world.reduce(torch.stack([*metrics.maxima.values()]), ReduceOp.MAX)
         return Metrics(dict(zip(metrics.sums, sums)), dict(zip(metrics.maxima, maxima)))
 
     def _nothing(self) -> RolloutBatch:

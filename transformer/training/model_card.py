@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer.generation.engine import Completion, generate
 from transformer.model.decoder import Transformer
 from transformer.model.files import write_text
 from transformer.model.weights import load_model, save_model
@@ -17,7 +16,7 @@ from transformer.tasks.skills import TASKS
 from transformer.tasks.task import Problem
 from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import Teacher
-from transformer.training.evaluate import Score
+from transformer.training.evaluate import Score, replies
 
 QUESTIONS = {
     "chat": (
@@ -158,18 +157,15 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
 
 def samples(model: Transformer, problems: Sequence[Problem]) -> str:
     """The model's greedy reply to some problems, each with its task's verdict, as indented text."""
-    prompts = [[*bytes_.encode_turn("user", p.question), *bytes_.encode_prompt()] for p in problems]
-    tokenizer = bytes_.tokenizer()
-    completions, _ = generate(model, tokenizer, prompts, max_tokens=256, eos=(bytes_.IM_END,))
     text = "\n\n".join(
-        f"> {problem.question}\n{completion.text}\n({verdict(problem, completion)})"
-        for problem, completion in zip(problems, completions)
+        f"> {problem.question}\n{reply or '...'}\n({verdict(problem, reply)})"
+        for problem, reply in zip(problems, replies(model, problems))
     )
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
 
 
-def verdict(problem: Problem, completion: Completion) -> str:
+def verdict(problem: Problem, reply: str | None) -> str:
     """Whether a reply is right, and what would be."""
-    if completion.finish_reason == "stop" and problem.reward(completion.text):
+    if reply is not None and problem.reward(reply):
         return "right"
     return f"wrong; this would be right: {problem.task.answer(*problem.arguments)}"

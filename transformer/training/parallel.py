@@ -62,29 +62,18 @@ class World:
         """
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+    def reduce(self, x: Tensor, by: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The sum over the ranks, or another reduction, in place."""
         if self.mesh is not None:
-            dist.all_reduce(x)
+            dist.all_reduce(x, by)
         return x
 
-    def max(self, x: Tensor) -> Tensor:
-        """The largest over the ranks, in place."""
-        if self.mesh is not None:
-            dist.all_reduce(x, dist.ReduceOp.MAX)
-        return x
-
-    def total(self, number: float) -> float:
-        """The sum of a number over the ranks, in fp64."""
+    def total(self, number: float, by: Any = dist.ReduceOp.SUM) -> float:
+        """The same of a number, in fp64."""
         if self.mesh is None:
             return float(number)
-        return self.sum(torch.tensor(number, dtype=torch.float64, device=self.device)).item()
-
-    def most(self, number: float) -> float:
-        """The largest of a number over the ranks."""
-        if self.mesh is None:
-            return float(number)
-        return self.max(torch.tensor(number, dtype=torch.float64, device=self.device)).item()
+        x = torch.tensor(number, dtype=torch.float64, device=self.device)
+        return self.reduce(x, by).item()
 
     def gather(self, x: Any) -> list[Any]:
         """What each rank gave, by rank; it is pickled."""

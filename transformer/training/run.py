@@ -190,7 +190,7 @@ class Training:
             batch_size=None,
             sampler=itertools.count(first),
             num_workers=self.recipe.workers,
-            collate_fn=_unchanged,
+            collate_fn=iter,
             worker_init_fn=_end_with_parent,
         )
         for chunk, batches in enumerate(loader, first):
@@ -308,10 +308,6 @@ def _end_with_parent(worker: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _unchanged(batches: list[ChatBatch]) -> list[ChatBatch]:
-    return batches
 
 
 def rows_of(batch: ChatBatch, rows: range) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ def rates(world, tokens, **seconds):
         each = [count / spent for count, spent in zip(tokens, times)]
         found[f"{phase}_tokens_per_second"] = statistics.median(each)
     if (peak := peak_gib(world.device)) is not None:
-        found["peak_gib"] = world.most(peak)
+        found["peak_gib"] = world.total(peak, torch.distributed.ReduceOp.MAX)
     return found
 
 

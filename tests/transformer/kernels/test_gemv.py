@@ -64,16 +64,15 @@ def test_linear(device, dtype, tokens, outputs, width):
         judged(got, plain, exact)
 
 
-def test_a_residual_stays_what_it_is_unless_it_may_be_overwritten(device):
+def test_the_sum_takes_the_place_of_the_residual(device):
     """The same bits either way; of several tokens the result takes its place."""
     x = random(5, 40, dtype=torch.float32, device=device)
     weight = weight_of(24, 40, torch.float32, device)
     residual = random(5, 24, dtype=torch.float32, device=device)
-    before = residual.clone()
-    expected = gemv.linear(x, weight, residual=residual)
-    assert torch.equal(residual, before)
-    got = gemv.linear(x, weight, residual=residual, overwrite=True)
-    assert torch.equal(got, expected) and got.data_ptr() == residual.data_ptr()
+    expected = residual + x @ weight.T
+    got = gemv.linear(x, weight, residual=residual)
+    torch.testing.assert_close(got, expected)
+    assert got.data_ptr() == residual.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

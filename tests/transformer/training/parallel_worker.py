@@ -94,7 +94,7 @@ def unequal(rank: int, row: int, given: float) -> float:
 def study(training: Training, batches: list[ChatBatch]) -> dict:
     """Steps of supervised training."""
     found = [training.learn(batch) for batch in batches]
-    losses = [training.world.sum(loss.clone()).item() for loss, _ in found]
+    losses = [training.world.reduce(loss.clone()).item() for loss, _ in found]
     norms = [norm.item() for _, norm in found]
     return {"losses": losses, "norms": norms, "weights": training.plain(torch.float32).state_dict()}
 

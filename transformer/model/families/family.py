@@ -66,7 +66,7 @@ class Family:
     """How the config.json of one architecture is read.
 
     Attributes:
-        keys: those that only some families have, and values that are not those of KEYS.
+        keys: those that only some families honour, and values that are not those of KEYS.
         parts: fields of `Config` that all models of the family have alike.
         windowed: (content of config.json, layers) -> whether each layer has a window, for files
             without `layer_types`.

@@ -106,13 +106,10 @@ class Tuning(Recipe):
         """Write the checkpoint: the files of the one that was trained on, with other weights of the
         same dtype.
         """
-        whole, source, folder = (
-            training.plain(torch.float32),
-            find_checkpoint(self.model),
-            training.folder,
-        )
+        whole, folder = training.plain(torch.float32), training.folder
         if not training.world.main:
             return
+        source = find_checkpoint(self.model)
         dtype = load_model(source).model.embed_tokens.weight.dtype
         save_trained(whole, source, folder, dtype)
         progress.say(f"{_course(training)}ask it: python -m transformer.generate --model {folder}")
@@ -125,11 +122,8 @@ def _course(training: Training) -> str:
     losses = {x["step"]: x["loss"] for x in records if x.get("evaluation") == HELD_OUT}
     if not losses:
         return ""
-    first, last, best = (
-        losses[min(losses)],
-        losses[max(losses)],
-        min(losses, key=losses.__getitem__),
-    )
+    first, last = losses[min(losses)], losses[max(losses)]
+    best = min(losses, key=losses.__getitem__)
     said = f"held-out loss: {first:.4f} before, {last:.4f} now"
     if last > WORSE * losses[best]:
         said += (

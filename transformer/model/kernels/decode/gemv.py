@@ -212,7 +212,6 @@ def linear(
     *,
     norm: Norm | None = None,
     residual: Tensor | None = None,
-    overwrite: bool = False,
     overlap: bool = False,
 ) -> Tensor:
     """norm(x) @ weight.T + bias + residual; sums in fp32, rounded once. No gradient.
@@ -222,8 +221,7 @@ def linear(
         weight: (N, K) contiguous, in x's dtype.
         bias: (N,), or None.
         norm: RMSNorm of x, or None.
-        residual: (tokens, N) contiguous, or None.
-        overwrite: the result may take the residual's place, which saves a copy of it.
+        residual: (tokens, N) contiguous, or None; the result may take its place.
         overlap: start before the kernel before is done (compute capability 9.0 and later); the
             weight must not be its output.
 
@@ -234,7 +232,7 @@ def linear(
     tokens, outputs = x.shape[0], weight.shape[0]
     if tokens > 1:
         if residual is not None and bias is None and norm is None:
-            return torch.addmm(residual, x, weight.T, out=residual if overwrite else None)
+            return torch.addmm(residual, x, weight.T, out=residual)
         y = product(x, weight, bias, norm)
         return y if residual is None else y + residual
     y = x.new_empty(1, outputs)

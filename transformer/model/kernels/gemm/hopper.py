@@ -67,19 +67,9 @@ from flash_versions.versions.tiles.pipeline import (
     named_barrier_sync,
 )
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.triton_compat import (
-    aggregate,
-    load_tile,
-    reinterpret,
-)
+from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, reinterpret
 from flash_versions.versions.tiles.wgmma import accumulator_layout
-from transformer.model.kernels.gemm.config import (
-    BLOCK_K,
-    CHAIN,
-    NORM,
-    GemmConfig,
-    default_config,
-)
+from transformer.model.kernels.gemm.config import BLOCK_K, CHAIN, NORM, GemmConfig, default_config
 from transformer.model.kernels.gemm.rmsnorm_hopper import consume_normed
 from transformer.model.kernels.gemm.tiles import CONSUMERS, GemmProblem, Schedule, describe, finish
 
