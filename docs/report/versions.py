@@ -2,7 +2,7 @@
 
 from docs.report.tables import markdown, rate, source, where
 from flash_versions import VERSIONS
-from flash_versions.bench.results import Document, label, lines, ratio
+from flash_versions.bench.results import Document, label, lines, ratio, rows_of
 
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")
@@ -65,4 +65,24 @@ def switched_off(document: Document) -> str:
     )
 
 
-TABLES = {"hook": hook, "steps": steps, "fa4 on hopper": switched_off}
+def lessons(document: Document) -> str:
+    """The share of the engine's rate that each lesson's forward has."""
+    rows = [x for x in rows_of(document, "lessons") if x["pass"] == "forward"]
+
+    def shares(lesson: str, version: str) -> str:
+        groups = [
+            {x["version"]: x for x in rows if x["name"] == f"128 {mask}"}
+            for mask in ("causal", "full")
+        ]
+        return " and ".join(f"{ratio(x, f'lesson-{lesson}', version):.2f}" for x in groups)
+
+    fa3, fa4 = shares("fa3-hopper", "fa3"), shares("fa4-hopper", "fa4")
+    return (
+        "The lessons' forwards have these shares of the rates of the kernels with every option, "
+        f"causal and full, at head_dim 128 and 8192 tokens: FA1 {shares('fa1', 'fa1')}, FA2 "
+        f"{shares('fa2', 'fa2')}, FA3 on Hopper {fa3}, FA4 on Hopper, with both ideas on, {fa4}. "
+        f"{source(document, 'lessons')}\n"
+    )
+
+
+TABLES = {"hook": hook, "steps": steps, "lessons": lessons, "fa4 on hopper": switched_off}
