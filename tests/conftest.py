@@ -22,7 +22,7 @@ if gpus := os.environ.get("GPUS"):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from flash_versions.dispatch.replay import keys  # noqa: E402
+from flash_versions.dispatch.autograd import call  # noqa: E402
 from flash_versions.versions import fa3, fa4  # noqa: E402
 from tests.helpers.kernels.overflow import check_overflow  # noqa: E402
 
@@ -111,9 +111,9 @@ def poisoned_memory(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_planned(monkeypatch):
-    """A plan that was made under the patches of another test, and calls that were kept."""
-    monkeypatch.setattr(keys, "known", {})
-    monkeypatch.setattr(keys, "seen", {})
+    """A plan that was made under the patches of another test, and calls that came before."""
+    call.known.clear()
+    call.similar.clear()
     for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
         monkeypatch.setattr(chosen, "plans", {})
 

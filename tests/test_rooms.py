@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "flash_versions.simulator": "",
     "flash_versions.files": "",
     "flash_versions.dispatch": "files",
-    "flash_versions.dispatch.replay": "",
     "flash_versions.dispatch.request": "dispatch.precision",
     "flash_versions.versions.tiles": "dispatch",
     "flash_versions.versions.fp8": "dispatch versions.tiles",

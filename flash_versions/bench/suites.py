@@ -14,7 +14,7 @@ import torch
 
 from flash_versions import VERSIONS, Fp8, attention
 from flash_versions.bench.peers import PEERS
-from flash_versions.dispatch.autograd.call import run
+from flash_versions.dispatch.autograd.operators import run
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import Forward, ForwardQuantized, Version

@@ -27,7 +27,8 @@ def path() -> Path:
 def read_sources() -> str:
     """A hash of the source of all kernels, and of what launches them; "" if it is not there."""
     root = Path(__file__).parents[1]
-    files = sorted(x for part in ("dispatch", "versions") for x in (root / part).rglob("*.py"))
+    folders = root / "dispatch", root / "versions"
+    files = sorted(x for folder in folders for end in ("py", "c") for x in folder.rglob(f"*.{end}"))
     texts = [f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in files]
     return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else ""
 

@@ -16,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_versions import attention
 from flash_versions.bench.measure import ROUNDS, timed
 from flash_versions.bench.workers import Answer, work
-from flash_versions.dispatch.replay.keys import OFTEN
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify import pairs
@@ -51,9 +50,7 @@ def attempt(version: str, given: Call, device: str) -> Answer:
     if why:
         return {"outcome": "refused", "why": why}
     first, do = results(version, given, device)
-    # On a GPU, a call that comes often is recorded, then replayed (dispatch/replay): both count.
-    again = OFTEN + 1 if torch.device(device).type == "cuda" else 2
-    runs = [results(version, given, device)[0] for _ in range(again)]
+    runs = [results(version, given, device)[0] for _ in range(2)]
     wrong = [
         f"{name}: two runs differ"
         for name, x in first.items()

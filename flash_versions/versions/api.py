@@ -4,10 +4,9 @@ from typing import Literal, Unpack, overload
 
 import torch
 
-from flash_versions.dispatch.autograd.call import run
-from flash_versions.dispatch.autograd.kept import find_call, serve
+from flash_versions.dispatch.autograd.call import look
+from flash_versions.dispatch.autograd.operators import run
 from flash_versions.dispatch.precision import Fp8
-from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Options, Sides, make_request
 from flash_versions.dispatch.version import (
     BASELINES,
@@ -182,19 +181,21 @@ def attention(
             AOTInductor packages the call for a GPU; the driver refuses a launch. The backward
             raises one if it is differentiated.
     """
-    call, tensors, where = keys.NOT_FOUND
-    plain = precision is q_descale is k_descale is v_descale is None
-    if plain and not (dropout_p or check or torch.compiler.is_compiling()):
+    keys, tensors = None, ()  # type: tuple | None, tuple
+    usual = precision is q_descale is k_descale is v_descale is None
+    if usual and not (dropout_p or check or torch.compiler.is_compiling()):
+        tensors = (
+            q, k, v, alibi_slopes, sink, None, cu_seqlens_q, cu_seqlens_k, kv_lengths, kv_starts,
+            block_table, query_starts, query_ends
+        )  # fmt: skip
         options = (
-            version, causal, scale, softcap, num_splits, return_lse, deterministic, batch_invariant
+            version, causal, scale, window, softcap, num_splits, return_lse, deterministic,
+            batch_invariant
         )  # fmt: skip
-        call, tensors, where = find_call(
-            q, k, v, options, window, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sink, kv_lengths,
-            kv_starts, block_table, query_starts, query_ends
-        )  # fmt: skip
-    if call is not None:
-        o, lse = serve(call, tensors, where)
-        return (o, lse) if return_lse else o  # type: ignore[return-value]
+        call, keys = look(tensors, options)
+        if call is not None:
+            o, lse = call(tensors)
+            return (o, lse) if return_lse else o  # type: ignore[return-value]
     request = make_request(
         q, k, v, causal=causal, scale=scale, window=window, softcap=softcap,
         alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p, cu_seqlens_q=cu_seqlens_q,
@@ -204,7 +205,7 @@ def attention(
         k_descale=k_descale, v_descale=v_descale, deterministic=deterministic,
         batch_invariant=batch_invariant, check=check
     )  # fmt: skip
-    o, lse = run(version, request, where)
-    if cu_seqlens_q is not None:
+    o, lse = run(version, request, keys, tensors)
+    if o.dim() > q.dim():  # packed
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     return (o, lse) if return_lse else o  # type: ignore[return-value]

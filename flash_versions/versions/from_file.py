@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 
 import torch
 
-from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.autograd.call import known, similar
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import (
     EXPLICIT,
@@ -59,7 +59,8 @@ def load_version(path: str | PathLike[str]) -> Version:
     """
     name = fspath(path)
     EXPLICIT[name] = make_version(name, run_file(Path(path)), name)
-    keys.known.clear()  # calls of the file as it was before
+    similar.clear()
+    known.clear()  # calls of the file as it was before
     return EXPLICIT[name]
 
 

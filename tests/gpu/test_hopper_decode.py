@@ -92,9 +92,7 @@ def test_groups_and_queries(heads, kv_heads, queries, dtype):
 
 @pytest.mark.parametrize("page_size", [None, 64])
 def test_a_graph_follows_the_lengths(page_size):
-    """Replayed with other lengths; the same bits 100 times, whichever program comes last, and when
-    calls are replayed by a tape.
-    """
+    """Replayed with other lengths; the same bits 100 times, whichever program comes last."""
     q, k, v = inputs(batch=16, N=8192, heads=32, kv_heads=8)
     rows, given = (k, v), {}
     if page_size is not None:

@@ -1,68 +1,269 @@
-"""A call of attention: the kernels alone, a node of autograd, or an operator of torch."""
+"""A call of attention: what serves it, found once for all calls like it; and its node of autograd.
+
+A key has all that decides how a call is served (`look` in `dispatch/launch.c`): options, and of
+each tensor its type, shape, strides, alignment, whether it requires grad. A call with a key that
+came before enters few functions. In a model, its code and data have left the CPU's caches since the
+call before, and a backward runs in a thread that has just woken up: there, each function that is
+entered takes several times as long as in a loop.
+"""
+
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import run_forward
-from flash_versions.dispatch.autograd.derivatives import NO_FORWARD_MODE
-from flash_versions.dispatch.autograd.kept import Call, serve
-from flash_versions.dispatch.autograd.operators import (
-    Node,
-    forward_operator,
-    is_plain,
+from flash_versions.dispatch.autograd.compute import (
+    Results,
+    planned,
+    planned_backward,
+    run_backward,
 )
-from flash_versions.dispatch.replay import keys
-from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
-
-NO_TRANSFORM = (
-    "attention cannot be differentiated by torch.func.grad, vjp or jacrev; use .backward(), "
-    "torch.autograd.grad or version='reference'."
+from flash_versions.dispatch.autograd.derivatives import (
+    NO_FORWARD_MODE,
+    FirstDerivative,
+    has_tangent,
 )
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import native
+from flash_versions.dispatch.request import INTERVALS, PLACES, PLANS, Request, for_each_head
+from flash_versions.dispatch.version import Version
+
+MAX_KNOWN = 4096
+known: dict[bytes, "Call"] = {}  # calls that came before, by their keys
+similar: dict[bytes, "Call"] = {}  # one for each key that calls of other lengths share
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch without CUDA has none
+
+CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
+INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
+SINK = Request._fields.index("sink")
+DETERMINISTIC = Request._fields.index("deterministic")
 
 
-def run(
-    name: str | Version, request: Request, slot: keys.Slot | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. A baseline may give None for the LSE. With a slot, the call is kept
-    there for later ones.
+def look(tensors: tuple, options: tuple) -> tuple["Call | None", tuple | None]:
+    """What serves a call, or None, and its keys: those of `launch.c`, or None if it is unusual: not
+    on the current GPU, watched or changed by something of torch, such as autocast, or with an
+    argument that has to be checked or copied.
 
-    An operator costs tens of microseconds on the host, as much as launching the kernels. So a
-    request of plain tensors that nothing watches runs the same code without it.
-
-    Raises:
-        ValueError: no version serves the request, or an operator would have to find one by its name
-            that is not registered.
-        RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func.
+    Args:
+        tensors: all that a request can have, in order; None where they are not given.
+        options: the other arguments.
     """
-    version = choose_version(name, request)
-    if version.backward is None and not (request.precision and request.needs_grad):
-        o, lse, _ = version.forward(request)
+    if current_device is None or not (getattr(tensors[0], "is_cuda", False) or devices.assumed):
+        return None, None
+    module = native()
+    if module is None or forward_ad._current_level >= 0:
+        return None, None
+    if torch.is_autocast_enabled() and is_cast(*tensors[:3]):
+        return None, None
+    keys = module.look(current_device(), tensors, options)
+    if keys is None:
+        return None, None
+    call = known.get(keys[0])
+    if call is None and keys[1] is not None and (like := similar.get(keys[1])) is not None:
+        call = like.resized(keys)
+    return call, keys
+
+
+def is_cast(*tensors: Any) -> bool:
+    """Whether autocast, which is on, changes one of them."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return any(getattr(x, "dtype", None) != dtype for x in tensors)
+
+
+class Call:
+    """How a request is served: everything but the tensors, which come from call to call.
+
+    Attributes:
+        values: the fields of the request, None in the place of tensors.
+        places: the fields that are tensors, in order; given, the same counted among PLACES. Packed
+            ones of q, k and v may come as the caller's (total, heads, head_dim); their results and
+            gradients then have no batch, too. An interval mask may come as the caller's, or
+            expanded.
+        one_cut: cu_seqlens_q cuts the keys, too.
+        intervals: the places of an interval mask.
+        forward: computes the results of a request like this, of this kind (`Version.kind_of`).
+        gradients: the same of its gradients, by whether they must be deterministic. Prepared in the
+            forward: the backward's thread is slower.
+    """
+
+    def __init__(self, version: Version, request: Request) -> None:
+        values: list[Any] = [*request]
+        cuts = request.cu_seqlens_q
+        self.one_cut = cuts is not None and request.cu_seqlens_k is cuts
+        if self.one_cut:
+            values[CUTS_OF_KEYS] = None
+        self.places = [i for i in PLACES if values[i] is not None]
+        for i in self.places:
+            values[i] = None
+        self.given = [PLACES.index(i) for i in self.places]
+        self.version, self.values = version, values
+        self.strides: list | None = [request.q.stride(), request.k.stride(), request.v.stride()]
+        self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
+        self.needs_grad, self.return_lse = request.needs_grad, request.return_lse
+        self.forward: Any
+        self.forward, self.kind = planned(version, request)
+        self.steps = getattr(self.forward, "steps", None)
+        self.gradients: dict[bool, Any] = {}
+        if self.needs_grad:
+            self.find_gradients(request)
+
+    def resized(self, keys: tuple) -> "Call | None":
+        """The call of these keys, which differs in its lengths; None if that cannot be told."""
+        lengths, gradients = keys[2:], self.gradients.get(False)
+        forward = self.forward.resized(*lengths)
+        if forward is None or torch.are_deterministic_algorithms_enabled():
+            return None
+        made: Call = object.__new__(Call)
+        made.__dict__ = {**self.__dict__, "forward": forward, "steps": forward.steps}
+        made.gradients = {}
+        if self.needs_grad:
+            resized = getattr(gradients, "resized", None)  # FA2's have none
+            if resized is None or (found := resized(*lengths)) is None:
+                return None
+            made.gradients[False] = found
+        made.strides = None
+        keep(known, keys[0], made)
+        return made
+
+    def find_gradients(self, request: Request) -> Any:
+        """What computes gradients; None: it is asked anew."""
+        deterministic = request.is_deterministic
+        found = self.gradients.get(deterministic, self)
+        if found is self or not getattr(found, "final", True):
+            found = planned_backward(self.version, request, self.kind)
+            self.gradients[deterministic] = found
+        return found
+
+    def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
+        """The request for these tensors."""
+        values = self.values.copy()
+        values[:3] = tensors[:3]
+        if len(tensors) == 3:
+            return tuple.__new__(Request, values)
+        for i, x in zip(self.places, tensors):
+            values[i] = x
+        values[:3] = [x.unsqueeze(0) if x.dim() == 3 else x for x in tensors[:3]]
+        for i in self.intervals:
+            values[i] = for_each_head(values[i], values[1].shape[0], values[1].shape[2])
+        if self.one_cut:
+            values[CUTS_OF_KEYS] = values[CUTS_OF_QUERIES]
+        return tuple.__new__(Request, values)
+
+    def compute(self, tensors: tuple[torch.Tensor, ...]) -> Results:
+        """(o, lse, statistics), which is None if the version has none."""
+        if self.steps is not None:
+            found = self.steps(*tensors)
+            if found is not None:
+                return found[0], found[1], None
+        results = self.forward(self.request(tensors))
+        if tensors[0].dim() == 3:
+            o, lse, statistics = results
+            return o.squeeze(0), lse.squeeze(0), statistics
+        return results
+
+    def differentiate(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        o: torch.Tensor,
+        lse: torch.Tensor,
+        statistics: torch.Tensor | None,
+        do: torch.Tensor | None,
+        dlse: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the tensors."""
+        asked = self.values[DETERMINISTIC]
+        if asked is None:
+            asked = torch.are_deterministic_algorithms_enabled()
+        steps = getattr(self.gradients.get(asked), "steps", None)
+        if (
+            steps is not None
+            and do is not None
+            and dlse is None
+            and self.is_usual(tensors, o, lse, do)
+        ):
+            found = steps(*tensors, o, lse, do)
+            if found is not None:
+                return found[:3]
+        request = self.request(tensors)
+        if tensors[0].dim() == 3:
+            o, lse = o.unsqueeze(0), lse.unsqueeze(0)
+            do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
+        gradients = self.find_gradients(request)
+        *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse, gradients)
+        found = [dx.squeeze(0) if x.dim() == 3 else dx for dx, x in zip(found, tensors)]
+        return *found, *[dsink if i == SINK else None for i in self.places[3:]]
+
+    def is_usual(self, tensors: tuple, *others: torch.Tensor) -> bool:
+        """Whether tensors of a backward are as the forward had them, and the others contiguous."""
+        for x in others:
+            if not x.is_contiguous() or x.is_neg():
+                return False
+        if current_device() != tensors[0].get_device():
+            return False
+        if self.strides is None:  # of a call that was resized
+            return all(x.is_contiguous() for x in tensors)
+        return [x.stride() for x in tensors] == self.strides
+
+    def __call__(self, tensors: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(o, lse) for all tensors that a request can have; differentiable. lse may be None if it
+        is not asked for.
+        """
+        given = self.given
+        tensors = tensors[:3] if len(given) == 3 else tuple([tensors[i] for i in given])
+        if not self.needs_grad:
+            o, lse, _ = self.compute(tensors)
+            return o, lse
+        found = apply(self, *tensors)
+        return found if self.return_lse else (found, None)
+
+    def remember(self, keys: tuple | None, request: Request, tensors: tuple) -> None:
+        """Serve later calls of these keys, unless the request has others than the caller's tensors,
+        such as copies, or tensors that know more than what the keys say.
+        """
+        fields: tuple[Any, ...] = request
+        if keys is None or not getattr(self.forward, "final", True):
+            return
+        if any(hasattr(fields[i], PLANS) for i in self.intervals):
+            return
+        for i, place in zip(self.given[3:], self.places[3:]):
+            if tensors[i] is None or tensors[i].data_ptr() != fields[place].data_ptr():
+                return
+        keep(known, keys[0], self)
+        if keys[1] is not None and getattr(self.forward, "resize", None) is not None:
+            keep(similar, keys[1], self)
+
+
+def keep(calls: dict[bytes, Call], key: bytes, call: Call) -> None:
+    """Note what serves a key."""
+    if len(calls) >= MAX_KNOWN:
+        calls.clear()
+    calls[key] = call
+
+
+class Node(torch.autograd.Function):
+    """The forward and the backward of a call where nothing watches operations."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors):  # noqa: D102
+        o, lse, statistics = call.compute(tensors)
+        ctx.save_for_backward(*tensors, o, lse, statistics)
+        ctx.call = call
+        if not call.return_lse:
+            return o
+        ctx.set_materialize_grads(False)
         return o, lse
-    if forward_ad._current_level >= 0:
-        raise RuntimeError(NO_FORWARD_MODE)
-    if is_plain(request):
-        # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
-        if slot is not None and VERSIONS.get(version.name) is version:
-            call = Call(version, request, request.needs_grad)
-            slot.keep(call)
-            return serve(call, call.tensors(request))
-        if request.needs_grad:
-            o, lse, _ = Node.apply(version, request, request.q, request.k, request.v, request.sink)
-        else:
-            o, lse, _ = run_forward(version, request)
-        return o, lse
-    if (VERSIONS | EXPLICIT).get(version.name) is not version:
-        raise ValueError(
-            f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "
-            f"find a version by its name: call it without them, or put it in a file and give the "
-            f"name that load_version knows it by."
-        )
-    try:
-        o, lse, _ = forward_operator(version.name, *request)
-    except RuntimeError as error:
-        if "functorch" in str(error):  # torch tells the operator's author what to write
-            raise RuntimeError(NO_TRANSFORM) from error
-        raise
-    return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do, dlse=None):  # noqa: D102
+        if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
+            raise RuntimeError(NO_FORWARD_MODE)
+        *tensors, o, lse, statistics = ctx.saved_tensors
+        found = ctx.call.differentiate(tuple(tensors), o, lse, statistics, do, dlse)
+        if torch.is_grad_enabled():  # create_graph=True
+            found = FirstDerivative.apply(found, *tensors[:3], do, dlse)
+        return None, *found
+
+
+# Autograd's own `apply`. `Node.apply` first looks for transforms such as vmap, as `key_of` and
+# `operators.is_plain` have done.
+apply = super(torch.autograd.Function, Node).apply

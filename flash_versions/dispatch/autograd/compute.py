@@ -1,11 +1,14 @@
 """The results and the gradients of a request: tensors are put in the form that kernels take."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Backward, Chosen, Version
+from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
 
 # Kernels add two positions, or a position and a side of the window, in 32 bits, and take
 # `tiles.algebra.EVER`, which is 2^30, for later than every query.
@@ -32,51 +35,57 @@ def check_counts(request: Request) -> None:
         )
 
 
-class Prepared(NamedTuple):
-    """A backward that waits for the gradient of o; `deterministic` is what torch may be told until
-    then.
-    """
-
-    backward: Backward
-    deterministic: bool
-
-
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
-    return run_differentiable(version, request, False)[0]
+    with devices.on_device(request.q):  # Triton launches on the current GPU
+        return planned(version, request)[0](request)
 
 
-def run_differentiable(
-    version: Version, request: Request, prepare: bool = True
-) -> tuple[Results, Prepared | None]:
-    """The results of `run_forward`, and what of the backward can be prepared with it.
-
-    Autograd runs a backward in a thread that has just woken up, on a core with neither code nor
-    data at hand: there, Python takes several times as long.
+def planned(
+    version: Version, request: Request
+) -> tuple[Callable[[Request], Results], tuple | None]:
+    """What computes requests with tensors like these, and their kind (`Version.kind_of`). Kernels
+    that can be prepared have computed what follows from shapes.
     """
     if version.backward is None:  # a baseline
-        return version.forward(request), None  # type: ignore[return-value]
+        return version.forward, None  # type: ignore[return-value]
     q, cuts = request.q, request.cu_seqlens_q
     if request.block_table is not None or max(q.numel(), request.k.numel()) >= MOST_ROWS:
         check_counts(request)
     if not q.numel() or (cuts is not None and request.batch == 0):
-        nothing = empty_results(version, request)
-        return (nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]), None
-    if q.is_cuda and q.get_device() != torch.cuda.current_device():
-        with torch.cuda.device(q.device):  # Triton launches on the current GPU
-            return run_differentiable(version, request, prepare)
-    aligned, forward, prepared = in_vectors(request), version.forward, None
-    kind = version.kind_of(aligned)
+        return partial(see_nothing, version), None
+    forward: Any = version.forward
+    aligned, kind = in_vectors(request), None
     if isinstance(forward, Chosen):
+        kind = version.kind_of(aligned)
         forward = forward.find(aligned, kind)
-    o, lse, statistics = forward(aligned)
+    if aligned is not request:
+        return partial(computed_in_vectors, forward), None
+    return forward.prepare(request) if hasattr(forward, "prepare") else forward, kind
+
+
+def planned_backward(version: Version, request: Request, kind: tuple | None) -> Backward | None:
+    """What computes the gradients of requests with tensors like these, of a kind, prepared
+    likewise; None: it is asked anew.
+    """
+    if kind is None:
+        return None
+    assert isinstance(version.backward, Chosen)
+    backward = version.backward.find(request, kind)
+    return backward.prepare(request) if hasattr(backward, "prepare") else backward
+
+
+def see_nothing(version: Version, request: Request) -> Results:
+    """The results of no queries, or of queries of no sequence."""
+    o, lse, statistics = empty_results(version, request)
+    return o.zero_(), lse.fill_(float("-inf")), statistics
+
+
+def computed_in_vectors(forward: Forward, request: Request) -> Results:
+    """The results of a request whose rows have to be padded."""
+    o, lse, statistics = forward(in_vectors(request))
     assert lse is not None  # only a baseline has none
-    if prepare and kind is not None and aligned is request:
-        assert isinstance(version.backward, Chosen)
-        plan, deterministic = version.backward.find(request, kind), request.is_deterministic
-        if hasattr(plan, "prepare"):
-            prepared = Prepared(plan.prepare(request), deterministic)
-    return (narrowed(o, request.v), lse, statistics), prepared
+    return narrowed(o, request.v), lse, statistics
 
 
 def in_vectors(request: Request) -> Request:
@@ -114,10 +123,10 @@ def run_backward(
     statistics: torch.Tensor | None,
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
-    prepared: Prepared | None = None,
+    gradients: Backward | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE. Prepared: what
-    `run_differentiable` returned for the request.
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE. Gradients:
+    what `planned_backward` returned for such a request.
 
     Raises:
         ValueError: the request is in FP8, which has no gradients.
@@ -127,8 +136,10 @@ def run_backward(
             f"precision={request.precision!r} is forward only and a gradient of its result was "
             f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
         )
-    no_gradient = do is None and dlse is None
-    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+    nothing = do is None and dlse is None
+    if gradients is None:  # those are of something
+        nothing = nothing or o.numel() == 0 or request.k.numel() == 0 or request.batch == 0
+    if nothing:
         dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
         dsink = None if request.sink is None else torch.zeros_like(request.sink)
         if dsink is not None and dlse is not None and request.batch > 0:
@@ -136,18 +147,19 @@ def run_backward(
         return dq, dk, dv, dsink
     if o.is_cuda and o.get_device() != torch.cuda.current_device():
         with torch.cuda.device(o.device):
-            return run_backward(version, request, o, lse, statistics, do, dlse, prepared)
+            return run_backward(version, request, o, lse, statistics, do, dlse, gradients)
     if do is None:
         do = o.new_zeros(o.shape)
-    elif do.stride(3) != 1 and do.shape[3] > 1:
+    elif do.stride(-1) != 1 and do.shape[-1] > 1:
         do = do.contiguous()  # such as the gradient of a sum: one number for all
     do = do.resolve_neg()
     if dlse is not None:
         dlse = dlse.resolve_neg()
-    request, do = without_unseeing(request, do)
+    if request.kv_starts is not None:
+        request, do = without_unseeing(request, do)
     assert version.backward is not None
-    if prepared is not None and prepared.deterministic == request.is_deterministic:
-        return prepared.backward(request, o, lse, statistics, do, dlse)
+    if gradients is not None:
+        return gradients(request, o, lse, statistics, do, dlse)
     aligned, backward = in_vectors(request), version.backward
     if isinstance(backward, Chosen):
         backward = backward.find(aligned, version.kind_of(aligned))

@@ -13,20 +13,22 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import (
-    empty_results,
-    run_backward,
-    run_differentiable,
-)
+from flash_versions.dispatch.autograd.call import Call, look
+from flash_versions.dispatch.autograd.compute import empty_results
 from flash_versions.dispatch.autograd.derivatives import (
     NO_FORWARD_MODE,
     FirstDerivative,
     has_tangent,
 )
-from flash_versions.dispatch.autograd.kept import backward_of, forward_of
-from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import PLACES, Fields, Request
-from flash_versions.dispatch.version import Version, differentiable
+from flash_versions.dispatch.version import (
+    EXPLICIT,
+    VERSIONS,
+    Version,
+    choose_version,
+    differentiable,
+)
 
 KINDS = {torch.Tensor: "Tensor", float: "float", int: "SymInt", bool: "bool", str: "str"}
 REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
@@ -42,11 +44,17 @@ library.define(
 )
 NUM_FIELDS = len(Request._fields)
 DEVICES = ("cpu", "cuda")
-PLAIN = {*keys.PLAIN, type(None)}
+PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+OTHERS = [i for i in range(NUM_FIELDS) if i not in PLACES]
 operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
 
+SINK = PLACES.index(Request._fields.index("sink"))
+NO_TRANSFORM = (
+    "attention cannot be differentiated by torch.func.grad, vjp or jacrev; use .backward(), "
+    "torch.autograd.grad or version='reference'."
+)
 # Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a
 # segmentation fault (an H200, torch 2.11).
 NOT_AHEAD_OF_TIME = ("cuda",)
@@ -71,15 +79,32 @@ def tensors_alone(results: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tenso
     return tuple([first.new_empty(0) if x is None else x for x in results])
 
 
+def call_of(name: str, fields: tuple) -> tuple[Call, tuple]:
+    """What serves an operator's request, and the tensors of it."""
+    tensors = tuple([fields[i] for i in PLACES])
+    call, keys = look(tensors, ("operator", name, *[fields[i] for i in OTHERS]))
+    if call is None:
+        request = Request(*fields)
+        with devices.on_device(request.q):
+            call = Call(differentiable(name), request)
+        call.remember(keys, request, tensors)
+    return call, tuple([tensors[i] for i in call.given])
+
+
 def forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """(o, lse, statistics) of the request with these fields; see `Version`."""
-    return tensors_alone(forward_of(differentiable(name), Request(*fields)))
+    call, tensors = call_of(name, fields)
+    with devices.on_device(tensors[0]):
+        return tensors_alone(call.compute(tensors))
 
 
 def backward(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
-    request, given = Request(*arguments[:NUM_FIELDS]), arguments[NUM_FIELDS:]
-    return tensors_alone(backward_of(differentiable(name), request, *given))
+    fields, (o, lse, statistics, *given) = arguments[:NUM_FIELDS], arguments[NUM_FIELDS:]
+    call, tensors = call_of(name, fields)
+    own = statistics if call.version.num_statistics else None
+    found = call.differentiate(tensors, o, lse, own, *given)
+    return tensors_alone((*found[:3], next((x for x in found[3:] if x is not None), None)))
 
 
 def fake_forward(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
@@ -103,26 +128,20 @@ def below_autograd(operator: Callable, *arguments: Any) -> Any:
 
 
 class Node(torch.autograd.Function):
-    """The forward of a version, and its backward as the gradient: by the operators where torch
-    watches, else at once. The request's q, k, v and sink come again as arguments, so that autograd
-    sees them.
+    """The forward and the backward where torch watches: both by operators. The request's q, k, v
+    and sink come again as arguments, so that autograd sees them.
     """
 
     @staticmethod
-    def forward(ctx: Any, version: Version, request: Request, *differentiable):  # noqa: D102
-        prepared = None
-        if is_plain(request):
-            results, prepared = run_differentiable(version, request)
-        else:
-            results = below_autograd(forward_operator, version.name, *request)
+    def forward(ctx: Any, name: str, request: Request, *differentiable):  # noqa: D102
+        results = below_autograd(forward_operator, name, *request)
         fields: list[Any] = [*request]
         ctx.save_for_backward(*[fields[i] for i in PLACES], *results)
         for i in PLACES:
             fields[i] = None
-        ctx.version, ctx.fields, ctx.prepared = version, fields, prepared
+        ctx.name, ctx.fields = name, fields
         ctx.set_materialize_grads(False)
-        if results[2] is not None:
-            ctx.mark_non_differentiable(results[2])
+        ctx.mark_non_differentiable(results[2])
         return results
 
     @staticmethod
@@ -133,25 +152,15 @@ class Node(torch.autograd.Function):
         fields = ctx.fields.copy()
         for i, x in zip(PLACES, tensors):
             fields[i] = x
-        request = Request(*fields)
-        given = request, o, lse, statistics, do, dlse
-        if is_plain(request):
-            found = run_backward(ctx.version, *given, ctx.prepared)
-            if torch.is_grad_enabled():  # create_graph=True
-                found = FirstDerivative.apply(found, request.q, request.k, request.v, do, dlse)
-        else:
-            found = backward_operator(ctx.version.name, *request, *given[1:])
-        *gradients, dsink = found
-        return None, None, *gradients, None if request.sink is None else dsink
+        *found, dsink = backward_operator(ctx.name, *fields, o, lse, statistics, do, dlse)
+        return None, None, *found, None if tensors[SINK] is None else dsink
 
 
 def forward_with_gradient(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """The forward operator as autograd calls it: a node if a gradient is asked for."""
     request = Request(*fields)
     if request.needs_grad:
-        version = differentiable(name)
-        results = Node.apply(version, request, request.q, request.k, request.v, request.sink)
-        return tensors_alone(results)
+        return Node.apply(name, request, request.q, request.k, request.v, request.sink)
     if is_plain(request):
         return forward(name, *fields)
     return below_autograd(forward_operator, name, *fields)
@@ -183,6 +192,48 @@ def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor,
     if torch.is_grad_enabled():
         return FirstDerivative.apply(found, *[x for x in arguments if isinstance(x, torch.Tensor)])
     return found
+
+
+def run(
+    name: str | Version, request: Request, keys: tuple | None = None, tensors: tuple = ()
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(o, lse) of a request by the version of that name, or by the newest that supports it
+    ("auto"); differentiable. A baseline may give None for the LSE. With keys, what serves the call
+    of these tensors also serves later ones.
+
+    An operator costs tens of microseconds on the host, as much as launching the kernels. So a
+    request of plain tensors that nothing watches runs the same code without it.
+
+    Raises:
+        ValueError: no version serves the request, or an operator would have to find one by its name
+            that is not registered.
+        RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func.
+    """
+    version = choose_version(name, request)
+    if version.backward is None and not (request.precision and request.needs_grad):
+        o, lse, _ = version.forward(request)
+        return o, lse
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(NO_FORWARD_MODE)
+    if keys is not None or is_plain(request):
+        with devices.on_device(request.q):
+            call = Call(version, request)
+            call.remember(keys, request, tensors)
+            fields: tuple[Any, ...] = request  # of which some may be copies of the caller's
+            return call(tuple([fields[i] for i in PLACES]))
+    if (VERSIONS | EXPLICIT).get(version.name) is not version:
+        raise ValueError(
+            f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "
+            f"find a version by its name: call it without them, or put it in a file and give the "
+            f"name that load_version knows it by."
+        )
+    try:
+        o, lse, _ = forward_operator(version.name, *request)
+    except RuntimeError as error:
+        if "functorch" in str(error):  # torch tells the operator's author what to write
+            raise RuntimeError(NO_TRANSFORM) from error
+        raise
+    return o, lse
 
 
 for device in DEVICES:

@@ -49,7 +49,7 @@ def make_request(
         ValueError: an argument is malformed; the sentence names it, what was given and what would
             work.
     """
-    # A call enters few functions if all is well: each costs microseconds (see `replay.keys`).
+    # A call enters few functions if all is well: each costs microseconds (see `autograd.call`).
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or not (
         q.layout is k.layout is v.layout is torch.strided
         and not (q.is_nested or k.is_nested or v.is_nested)

@@ -80,7 +80,7 @@ def relative(source: str, depth: int) -> str:
 
 
 def modules() -> dict[str, str]:
-    """The kernel's modules: path in the build folder -> source."""
+    """The kernel's modules, and what of them is C: path in the build folder -> source."""
     entry = ROOT / ENTRY
     made = {}
     for file in needed(entry):
@@ -88,6 +88,8 @@ def modules() -> dict[str, str]:
         where = Path("__init__.py") if file == entry else where
         source = file.read_text(encoding="utf-8")
         made[where.as_posix()] = relative(source, len(where.parents) - 1)
+        if (native := file.with_suffix(".c")).is_file():
+            made[where.with_suffix(".c").as_posix()] = native.read_text(encoding="utf-8")
     return made
 
 

@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -35,7 +34,7 @@ def plan_hopper(request: Request) -> Forward:
     if prefers_order(request):
         return fa3.plan_hopper(request)
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-    return partial(forward_hopper.launch, plan, others=(None,))
+    return forward_hopper.Forward(plan, (None,))
 
 
 def plan_portable(request: Request) -> Forward:

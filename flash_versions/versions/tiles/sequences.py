@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.launch import empty
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows
 
@@ -153,12 +154,8 @@ def new_outputs(request: Request, multiple: int = 1) -> tuple[torch.Tensor, torc
         o = torch.empty_like(q)  # takes half of the host's time
     else:
         o = q.new_empty((batch, q_length, heads, head_dim), dtype=request.out_dtype)
-    return o, empty_fp32((batch, heads, q_length), (heads * q_length, q_length, 1), q.device)
-
-
-def empty_fp32(shape: tuple, strides: tuple, device: torch.device) -> torch.Tensor:
-    """Memory for numbers in fp32. What torch.empty does takes the host half as long again."""
-    return torch.empty_strided(shape, strides, dtype=torch.float32, device=device)
+    shape, strides = (batch, heads, q_length), (heads * q_length, q_length, 1)
+    return o, empty((shape, strides), torch.float32, q.device)
 
 
 def new_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,7 +6,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.runtime import driver
 
-from flash_versions.dispatch.replay.recording import make_lasting
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
@@ -139,6 +138,5 @@ class Counters:
                 made = torch.zeros((self.launches, apart), dtype=torch.int32, device=device)
                 torch.cuda.current_stream(device).synchronize()  # other streams may use them
                 self.free[device] = list(made[:, : self.numbers])
-            mine = self.of_stream[key] = self.free[device].pop()
-            make_lasting(mine)
+            self.of_stream[key] = self.free[device].pop()
         return self.of_stream[key]

@@ -21,7 +21,8 @@ from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
 class Box:
     """How tensors are cut into boxes: of a tensor that is not `undescribable` it gives the
-    descriptor.
+    descriptor. (box, tensor, shape, strides), which are the descriptor's, is what a `Plan` takes in
+    its place: CUDA's driver needs no object of Triton.
 
     Args:
         like: a descriptor with such boxes, of any tensor. It was checked; to copy it and change the
@@ -32,9 +33,9 @@ class Box:
     def __init__(self, like: Any, steps: Callable[[tuple, tuple], tuple[list, list]]) -> None:
         self.kind, self.fields, self.steps = type(like), vars(like), steps
 
-    def __call__(self, x: torch.Tensor, steps: tuple[list, list] | None = None) -> Any:
-        """The descriptor of a tensor, or of one whose shape and strides are known to be steps."""
-        shape, strides = steps or self.steps(x.shape, x.stride())
+    def __call__(self, x: torch.Tensor) -> Any:
+        """The descriptor of a tensor."""
+        shape, strides = self.steps(x.shape, x.stride())
         made: Any = object.__new__(self.kind)
         made.__dict__ = {**self.fields, "base": x, "shape": shape, "strides": strides}
         return made

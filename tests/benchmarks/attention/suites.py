@@ -29,7 +29,7 @@ from flash_versions.bench import peers  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
-from flash_versions.dispatch.autograd.call import run  # noqa: E402
+from flash_versions.dispatch.autograd.operators import run  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402

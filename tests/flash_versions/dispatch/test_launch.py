@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -22,8 +21,10 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3.hopper import host as hopper
+from flash_versions.versions.fa3.hopper.backward import host as backward_host
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.tiles import tma as descriptor
+from tests.helpers.kernels.driver import driven
 from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
 
 
@@ -143,7 +144,7 @@ def forget():
     for chosen in CHOSEN:
         chosen.plans.clear()
     for launcher in LAUNCHERS.values():
-        launcher.compiled.clear()
+        launcher.forms.clear()
 
 
 DIMS = ((64, 64), (72, 72), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -209,11 +210,65 @@ def planned(serve):
     return serve.args[0] if isinstance(serve, partial) else serve.plan
 
 
+def divisor(n):
+    """The power of two that divides a number, up to 128."""
+    return 128 if n % 128 == 0 else n & -n
+
+
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {}, {"causal": True, "softcap": 20.0}], ids=str
+)
+@pytest.mark.parametrize(("D", "D_v"), [(128, 128), (256, 256), (192, 128), (128, 112)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_what_other_lengths_get_is_what_would_be_planned_for_them(group, D, D_v, options, launches):
+    """The arguments of steps made of another request's: kernels, grids, numbers, memory."""
+    rng, likes, compared, split = random.Random(0), {}, [0, 0], 0
+
+    for _ in range(400):
+        batch, M = (
+            rng.choice([1, 1, 2, 7]),
+            rng.choice([rng.randint(65, 4000), 64 * rng.randint(2, 60)]),
+        )
+        N = rng.choice([M, rng.randint(65, 4000), M + 64 * rng.randint(0, 9)])
+        shapes = (batch, M, 2 * group, D), (batch, N, 2, D), (batch, N, 2, D_v)
+        q, k, v = (torch.empty(x, dtype=torch.bfloat16, device="meta") for x in shapes)
+        request = make_request(q, k, v, **options)
+        kind = fa4.VERSION.kind_of(request)
+        forward = fa4.VERSION.forward.find(request, kind)
+        gradients = fa4.VERSION.backward.find(request, kind)
+        like = likes.setdefault((divisor(N), divisor(N - M)), [None, None])
+        if like[0] is not None:
+            made = like[0](batch, M, N)
+            assert (made is None) == isinstance(forward, type(fa2_forward.forward))
+            split += made is None
+            if made is not None:
+                sizes, others = hopper.measure(forward.plan, request), forward.others
+                assert made == hopper.steps_of(forward.plan, sizes, others, q.device)
+                compared[0] += 1
+        elif not isinstance(forward, type(fa2_forward.forward)):
+            sizes = hopper.measure(forward.plan, request)
+            like[0] = hopper.resizing(forward.plan, sizes, forward.others, request)
+        counts = backward_host.count(request, gradients.plan)
+        if like[1] is not None:
+            anew = backward_host.steps_of(gradients.plan, request, counts)
+            assert like[1](batch, M, N) == anew
+            compared[1] += 1
+        elif backward_host.is_plain(request, gradients.plan):
+            like[1] = backward_host.resizing(gradients.plan, request, counts)
+    assert compared[0] > 50 and split > 5
+    assert compared[1] > 50 or group > 1 or D == 192 or D_v == 112
+
+
 MEMORY = [torch.zeros(5000 * 1024, dtype=torch.bfloat16) for _ in range(3)]
 
 
-def test_new_lengths_are_no_new_plans(launches):
+def test_new_lengths_are_no_new_plans(launches, monkeypatch):
     """2,000 lengths of one kind, forward and backward; packed sequences, too."""
+    with driven(monkeypatch):
+        ragged(launches)
+
+
+def ragged(launches):
     rng = random.Random(1)
     for n in range(2000):
         M = rng.randint(1024, 5000)
@@ -223,8 +278,8 @@ def test_new_lengths_are_no_new_plans(launches):
         step("auto", tensors, causal=True, **({"cu_seqlens_q": bounds} if n % 2 else {}))
         launches.clear()
     assert sum(len(chosen.plans) for chosen in CHOSEN) <= 24
-    forms = {name: len(launcher.compiled) for name, launcher in LAUNCHERS.items()}
-    assert max(forms.values()) <= 16, forms
+    forms = {name: len(launcher.forms) for name, launcher in LAUNCHERS.items()}
+    assert 0 < max(forms.values()) <= 16, forms
 
 
 def behind(x, skipped):
@@ -317,24 +372,33 @@ def arguments(rng):
     """Arguments of the kernel, of all kinds that Triton tells apart."""
     memory = torch.zeros(64, dtype=rng.choice([torch.float16, torch.bfloat16]))
     x = memory[rng.choice([0, 1, 8]) :]
-    number = partial(rng.choice, [1, 2, 16, 17, 32, 0, -16, 2**31 - 1, 2**31, 2**40, -(2**31)])
+    number = partial(
+        rng.choice, [1, 2, 16, 17, 32, 0, -16, 2**31 - 1, 2**31, 2**40, -(2**31), 2**63, True]
+    )
     pair = rng.choice([(x, number()), (x, None), (None, number())])
     return rng.choice([x, None]), number(), pair, rng.choice([1.0, 2.0])
 
 
-def test_kinds_are_what_triton_tells_apart():
+@pytest.fixture
+def kinds_of(monkeypatch):
+    with driven(monkeypatch):
+        yield lambda given: launch.native().kinds(given, bytes(len(given)), ())
+
+
+def test_kinds_are_what_triton_tells_apart(kinds_of):
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(any_kernel.signature, any_kernel.params, backend)
     rng, kinds, compiled = random.Random(0), set(), set()
     both = set()
     for _ in range(3000):
         given = arguments(rng)
-        kind, form = str(launch.kinds_of(given)), str(bind(*given)[1])
+        kind, form = str(kinds_of(given)), str(bind(*given)[1])
         kinds.add(kind)
         compiled.add(form)
         both.add((kind, form))
     assert len(both) == len(kinds), "one kind, two forms"
     assert len(both) == len(compiled), "one form, two kinds"
+    assert kinds_of((True, 5)) != kinds_of((5, True)), "which is which is told, too"
 
 
 def test_a_copied_descriptor_is_like_a_new_one_and_keeps_no_tensor():
@@ -353,24 +417,6 @@ def test_a_copied_descriptor_is_like_a_new_one_and_keeps_no_tensor():
     gone = weakref.ref(x)
     del x
     assert gone() is None
-
-
-@pytest.mark.parametrize("hook", [print, SimpleNamespace(calls=[print])], ids=["one", "chain"])
-@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_with_a_hook_of_a_profiler_the_launch_is_triton_s(name, hook, launches, monkeypatch):
-    asked = []
-
-    class Form:
-        function = packed_metadata = None
-        run = staticmethod(lambda *given: asked.append("run"))
-
-        def __getitem__(self, grid):
-            return lambda *arguments: asked.append((grid, arguments))
-
-    launch.start(Form(), (1, 1, 1), (5,))
-    monkeypatch.setattr(knobs.runtime, name, hook)
-    launch.start(Form(), (1, 1, 1), (5,))
-    assert asked == ["run", ((1, 1, 1), (5,))]
 
 
 class Noting:
@@ -397,13 +443,15 @@ class Marked(torch.Tensor):
 
 
 def test_arguments_that_are_missing_or_of_a_subclass(monkeypatch):
-    monkeypatch.setattr(launch, "start", lambda *given: None)
+    monkeypatch.setattr(launch, "make_form", lambda *given: lambda *given: None)
     kernel, x = Noting(optional_kernel), torch.zeros(4)
     launcher = launch.Launcher(kernel)
-    for n in (None, 0, 5, None):
-        launcher((1,), (x, n), {})
-    assert [n for _, n in kernel.compiled] == [None, 0]
-    for _ in range(2):
-        launcher((1,), (torch.zeros(4).as_subclass(Marked), 3), {})
-    assert len(kernel.compiled) == 2
-    assert not [part for key in launcher.compiled for part in key if isinstance(part, torch.Tensor)]
+    with driven(monkeypatch):
+        for n in (None, 0, 5, None):
+            launcher((1,), (x, n), {})
+        assert [n for _, n in kernel.compiled] == [None, 0]
+        for _ in range(2):
+            launcher((1,), (torch.zeros(4).as_subclass(Marked), 3), {})
+        assert len(kernel.compiled) == 2
+        kept = [part for key in launcher.forms for part in key]
+    assert not [part for part in kept if isinstance(part, torch.Tensor)]

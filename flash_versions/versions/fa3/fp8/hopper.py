@@ -67,7 +67,9 @@ def forward(
     per_block, scales = scales_of(request, quantized)
     dtype = quantized.q.dtype
     plan = forward_hopper.make_plan(request, config, dtype, scales, per_block, P_OFFSET)
-    return forward_hopper.launch(plan, request, boxes, scales)
+    return forward_hopper.launch(
+        plan, forward_hopper.measure(plan, request), request, boxes, scales
+    )
 
 
 def describe_inputs(

@@ -32,7 +32,7 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     assert kind is not None
     if kind not in plans:
         plans[kind] = host.make_plan(request, default_config(request), request.q.dtype)
-    return host.launch(plans[kind], request)
+    return host.Forward(plans[kind])(request)
 
 
 def in_rows(request: Request) -> Request:

@@ -2,17 +2,20 @@
 launch.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
-from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
+from flash_versions.versions.fa2.splits import FULL
+from flash_versions.versions.fa3.forward import L2_BYTES, MAX_SECTION, choose_config
 from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
@@ -28,7 +31,6 @@ from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import FAR, ragged_box
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_box
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
@@ -148,16 +150,30 @@ def even_section(request: Request) -> int:
     For that a section may have up to twice as many heads, and one of few heads has twice as many:
     keys that do not stay in the L2 cache cost less (docs/understand/log.md).
     """
-    (batch, _, heads, head_dim), head_dim_v = request.q.shape, request.v.shape[3]
+    batch, _, heads, _ = request.q.shape
     if not request.is_ragged:  # the tiles of those are put in order by a plan
         heads *= batch
-    wide = head_dim > 128 or head_dim_v > 128  # few heads fit, and more are faster
-    most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
+    if request.window_right is None:  # tiles weigh the same
+        return 1
+    return section_of(heads, request.k.shape[1], *section_facts(request))
+
+
+def section_facts(request: Request) -> tuple[int, int, int]:
+    """(query heads to a key head, bytes of a key and its value, bytes of L2 for a section)."""
+    k, v = request.k, request.v
+    wide = k.shape[3] > 128 or v.shape[3] > 128  # few heads fit, and more are faster
+    bytes_of_key = (k.shape[3] + v.shape[3]) * k.element_size()
+    return request.group, bytes_of_key, 2 * L2_BYTES if wide else L2_BYTES
+
+
+def section_of(heads: int, kv_length: int, group: int, bytes_of_key: int, l2_bytes: int) -> int:
+    """`even_section` of so many heads under a mask."""
+    key_heads = max(1, l2_bytes // max(1, kv_length * bytes_of_key))
+    most = min(key_heads * group, MAX_SECTION, heads)
     if most == 1 or most == heads:
         return most
-    group = request.group
-    least = max(cdiv(heads, cdiv(heads, most)), min(FEW_HEADS, 2 * most))
-    least = min(cdiv(least, group) * group, heads)
+    least = max(-(-heads // -(-heads // most)), min(FEW_HEADS, 2 * most))
+    least = min(-(-least // group) * group, heads)
     for section in range(least, min(2 * least, heads) + 1, group):
         if (heads - 1) % section + 1 >= EVEN * section:
             return section
@@ -340,11 +356,145 @@ def forward(
         heads, M); no further statistics.
     """
     config = config or default_config(request)
-    return launch(make_plan(request, config, request.q.dtype), request)
+    return Forward(make_plan(request, config, request.q.dtype))(request)
+
+
+class Sizes(NamedTuple):
+    """What follows from the shapes and strides of a request.
+
+    Attributes:
+        q, k, v, o: what their descriptors have for shape and strides; in FP8, None but for o.
+        of_o, of_lse: shape and strides.
+        dtype: of o.
+        grid: of the kernel.
+        numbers: COUNTS and MORE_COUNTS.
+        is_plain: whether the request has no optional tensors, and one panel.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    o: tuple
+    of_o: tuple
+    of_lse: tuple
+    dtype: torch.dtype
+    grid: tuple[int]
+    numbers: tuple
+    is_plain: bool
+
+
+def measure(plan: Plan, request: Request) -> Sizes:
+    """The sizes of a request of a plan's kind."""
+    q, k, v, about = request.q, request.k, request.v, plan.constants
+    batch, length, heads, _ = q.shape
+    dim = cdiv(v.shape[3], O_MULTIPLE) * O_MULTIPLE
+    of_o = (batch, length, heads, dim), (length * heads * dim, heads * dim, dim, 1)
+    of_lse = (batch, heads, length), (heads * length, length, 1)
+    grid, numbers = (num_programs(request, plan.config),), numbers_of(request, plan.config)
+    optional = about["LISTED"] or about["RAGGED"] or about["ALIBI"] or about["SINK"]
+    optional = optional or about.get("SPLIT")
+    is_plain = not (optional or about["FP8"] or about["PANELS"] + about["PANELS_V"] > 2)
+    of_q = of_k = of_v = None  # in FP8, the kernel reads others
+    if not about["FP8"]:
+        of_q, of_k, of_v = [box.steps(x.shape, x.stride()) for box, x in zip(plan.boxes, (q, k, v))]
+    boxed = of_q, of_k, of_v, plan.boxes[3].steps(*of_o)
+    return Sizes(*boxed, of_o, of_lse, request.out_dtype, grid, numbers, is_plain)
+
+
+class Forward:
+    """The forward of requests of a plan's kind. Others: further tensors of FA4's kernel, which may
+    be absent.
+    """
+
+    def __init__(self, plan: Plan, others: tuple[torch.Tensor | None, ...] = (None,)) -> None:
+        self.plan, self.others = plan, others
+
+    def __call__(self, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """(o, lse, None), as `forward` returns them."""
+        return launch(self.plan, measure(self.plan, request), request, others=self.others)
+
+    def prepare(self, request: Request) -> Prepared:
+        """The forward of requests with such tensors."""
+        plan, sizes = self.plan, measure(self.plan, request)
+        if not sizes.is_plain or any(x is not None for x in self.others):
+            return Prepared(partial(launch, plan, sizes, others=self.others))
+        resize = resizing(plan, sizes, self.others, request)
+        device = request.q.device
+        return Prepared(self, [plan], lambda: steps_of(plan, sizes, self.others, device), resize)
+
+
+def steps_of(plan: Plan, sizes: Sizes, others: tuple, device: torch.device) -> tuple:
+    """The arguments of `launch.Steps` for a request without optional tensors: given q, k and v, it
+    takes o, the LSE and counters, if the kernel has some.
+    """
+    q, k, v, o, lse, claims, *_ = PLACES
+    takes: tuple = (
+        taking(sizes.of_o, sizes.dtype, device), taking(sizes.of_lse, torch.float32, device)
+    )  # fmt: skip
+    if plan.config.scheduler == "dynamic":
+        takes = *takes, (counters.take, (device,))
+    at = claims if len(takes) > 2 else None
+    given = plain_arguments(plan, sizes, q, k, v, o, lse, at, None, others)
+    return 3, takes, ((plan.form, sizes.grid, given),)
+
+
+def resizing(
+    plan: Plan, like: Sizes, others: tuple, request: Request
+) -> Callable[[int, int, int], tuple | None] | None:
+    """`Prepared.resize` of requests that differ from one in their lengths, or None if those decide
+    about more than whether keys are split. It enters few functions.
+    """
+    config, (_, _, heads, dim), head_dim_v = plan.config, request.q.shape, request.v.shape[3]
+    windowed = request.window_left is not None or request.window_right not in (None, 0)
+    if max(dim, head_dim_v) <= 96 or windowed or not (request.num_splits is config.section is None):
+        return None
+    kv_heads, causal = request.k.shape[2], request.window_right is not None
+    facts, split = section_facts(request), choose_config(request)
+    device = request.q.device
+    sms = devices[device].num_sms
+    queries, per_tile, is_grid = config.queries, heads // config.heads, config.scheduler == "grid"
+    dim_v = like.of_o[0][3]
+
+    def resize(batch: int, length: int, kv_length: int) -> tuple | None:
+        rows = batch * heads
+        if -(-length // split.block_q) * rows < FULL * sms and kv_length > 7 * split.block_kv:
+            return None  # the keys may be split (`forward.left_to_splits`)
+        section = section_of(rows, kv_length, *facts) if causal else 1
+        tiles = -(-length // queries) * batch * per_tile
+        of_q, of_k, of_v, of_o = [
+            ((batch, n, h, d), (n * h * d, h * d, d, 1))
+            for n, h, d in (
+                (length, heads, dim), (kv_length, kv_heads, dim), (kv_length, kv_heads, head_dim_v),
+                (length, heads, dim_v)
+            )
+        ]  # fmt: skip
+        of_lse = (batch, heads, length), (heads * length, length, 1)
+        section = max(section, config.heads)
+        numbers = length, kv_length, heads, batch, section, *like.numbers[5:]
+        grid = (tiles if is_grid else min(tiles, sms),)
+        q, k, v, o = [box.steps(*x) for box, x in zip(plan.boxes, (of_q, of_k, of_v, of_o))]
+        sizes = Sizes(q, k, v, o, of_o, of_lse, like.dtype, grid, numbers, True)
+        return steps_of(plan, sizes, others, device)
+
+    return resize
+
+
+def plain_arguments(
+    plan: Plan, sizes: Sizes, q: Any, k: Any, v: Any, o: Any, lse: Any, claims: Any, absent: Any,
+    others: tuple
+) -> tuple:  # fmt: skip
+    """The arguments of the kernel for tensors, or their places, without optional ones."""
+    q_box, k_box, v_box, o_box, *_ = plan.boxes
+    none, more = (absent,) * 9, [absent if x is None else x for x in others]
+    return (
+        (q_box, q, *sizes.q), (k_box, k, *sizes.k), (v_box, v, *sizes.v), (o_box, o, *sizes.o),
+        *none[:3], lse, claims, *none, *more, *sizes.numbers
+    )  # fmt: skip
 
 
 def launch(
     plan: Plan,
+    sizes: Sizes,
     request: Request,
     boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
@@ -353,30 +503,39 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`. Others: further tensors of FA4's kernel, which may be absent; of FA3's, `Totals`.
     """
-    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
-    o, lse = new_outputs(request, O_MULTIPLE)
-    programs = num_programs(request, config)
-    if constants.get("SPLIT"):
-        rows, width = programs * config.block_q, sum(panel_widths(v.shape[3]))
+    q, k, v, config = request.q, request.k, request.v, plan.config
+    device = q.device
+    o = empty(sizes.of_o, sizes.dtype, device)
+    lse = empty(sizes.of_lse, torch.float32, device)
+    if plan.constants.get("SPLIT"):
+        rows, width = sizes.grid[0] * config.block_q, sum(panel_widths(v.shape[3]))
         others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
     absent: Any = plan.absent(lse)
+    claims = counters.take(device) if config.scheduler == "dynamic" else absent
+    if sizes.is_plain:
+        given = plain_arguments(plan, sizes, q, k, v, o, lse, claims, absent, others)
+        plan.launch(sizes.grid, given)
+        return o, lse, None
+    q_box, k_box, v_box, o_box, *second = plan.boxes
+    inputs: tuple = boxes or ((q_box, q, *sizes.q), (k_box, k, *sizes.k), (v_box, v, *sizes.v))
+    boxed = *inputs, (o_box, o, *sizes.o)
     tiles: Any = absent
     bounds = lists = absent
-    if constants["LISTED"]:
+    if plan.constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
-    if constants["RAGGED"]:
+    if plan.constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
-    q_box, k_box, v_box, o_box, *second = plan.boxes
-    second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
     plan.launch(
-        (programs,),
+        sizes.grid,
         (
-            *(boxes or (q_box(q), k_box(k), v_box(v))),
-            o_box(o),
-            *second,
+            *boxed,
+            *[
+                absent if box is None else (box, *x)
+                for box, x in zip(second, ((q, *sizes.q), (k, *sizes.k), (v, *sizes.v)))
+            ],
             lse,
-            counters.take(o.device) if config.scheduler == "dynamic" else absent,
+            claims,
             tiles,
             absent if request.alibi_slopes is None else request.alibi_slopes,
             absent if request.sink is None else request.sink,
@@ -384,7 +543,7 @@ def launch(
             lists,
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
-            *numbers_of(request, config),
+            *sizes.numbers,
         ),
     )
     return narrowed(o, v), lse, None

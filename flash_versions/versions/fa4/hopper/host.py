@@ -6,7 +6,7 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa3.hopper.host import boxes_of, constants, launch
+from flash_versions.versions.fa3.hopper.host import Forward, boxes_of, constants, launch, measure
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.forward import forward_kernel
@@ -55,7 +55,7 @@ def forward(
     """
     config = config or default_config(request)
     plan = make_plan(request, config, request.q.dtype, stamps=stamps)
-    return launch(plan, request, others=(stamps,))
+    return Forward(plan, (stamps,))(request)
 
 
 def forward_quantized(
@@ -75,4 +75,4 @@ def forward_quantized(
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
     plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
-    return launch(plan, request, boxes, scales, (stamps,))
+    return launch(plan, measure(plan, request), request, boxes, scales, (stamps,))

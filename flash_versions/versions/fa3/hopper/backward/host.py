@@ -1,19 +1,29 @@
 """The host's side of FA3's backward for Hopper: tensors as boxes, and the arguments of a launch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import PLACES, Launcher, Plan, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
+    L2_BYTES,
     BackwardConfig,
+    bytes_of_row,
     heads_of_section,
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import exp2
-from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
+from flash_versions.versions.fa3.hopper.backward.rows import (
+    VECTOR,
+    Counts,
+    RowPlans,
+    Workspace,
+    before,
+    behind,
+)
 from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
@@ -23,7 +33,7 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import ragged_box
-from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
+from flash_versions.versions.tiles.tma import Box, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -77,11 +87,123 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
     return tuple(found)
 
 
-UNKNOWN = [None] * 8
+def steps_of(plan: BackwardPlan, request: Request, counts: Counts) -> tuple:
+    """The arguments of `launch.Steps` for gradients of a request without optional tensors: given q,
+    k, v, o, lse and dO, it takes dQ, dK, dV and temporaries.
+    """
+    dtype, device = request.q.dtype, request.q.device
+    places: Any = PLACES
+    q, k, v, o, lse, do, dq, dk, dv, values, dq_sum, claims = places
+    space = Workspace(k, v, do, values, dq_sum, dq, dk, dv, *[None] * 6)
+    main = tensors(request, q, space, plan, counts, counts.boxes[4], claims)
+    _, of_do = in_order((*counts.outputs[0][0][:3], counts.outputs[2][0][3]))
+    launches = (
+        before(space, o, lse, None, None, plan.rows, counts, of_do),
+        (plan, (counts.programs,), (*main, *counts.numbers)),
+        behind(request, space, plan.rows, counts),
+    )
+    takes = takes_of(plan, dtype, device, counts.outputs, counts.values, counts.dq_sum)
+    return 6, takes, tuple([(x.form, grid, given) for x, grid, given in launches])
 
 
-def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tuple:
-    """The arguments of the kernel that are tensors; steps: as `Counts` has them, or UNKNOWN."""
+def takes_of(
+    plan: Plan, dtype: torch.dtype, device: torch.device, outputs: list, *sums: tuple
+) -> tuple:
+    """What takes memory for `steps_of`."""
+    takes = [taking(size, dtype, device) for size in outputs]
+    takes += [taking(size, torch.float32, device) for size in sums]
+    if plan.constants["SCHEDULER"] == "dynamic":
+        takes.append((counters.take, (device,)))
+    return tuple(takes)
+
+
+def resizing(
+    plan: BackwardPlan, request: Request, like: Counts
+) -> Callable[[int, int, int], tuple | None] | None:
+    """`Prepared.resize` of the gradients of requests that differ from one in their lengths, or None
+    if those decide about their plan. It enters few functions.
+    """
+    config, device, dtype = plan.config, request.q.device, request.q.dtype
+    (_, _, heads, dim), (_, _, kv_heads, _), dim_v = (
+        request.q.shape,
+        request.k.shape,
+        request.v.shape[3],
+    )
+    panels = any(box is not None for box in plan.boxes[8:])
+    windowed = request.window_left is not None or request.window_right not in (None, 0)
+    if heads != kv_heads or panels or windowed or config.section is not None:
+        return None
+    _, _, ((before_form, _, first), (main_form, _, main), (last_form, _, last)) = steps_of(
+        plan, request, like
+    )
+    causal, row, sms = (
+        request.window_right is not None,
+        bytes_of_row(request),
+        devices[device].num_sms,
+    )
+    block_q, block_kv, block, width = (
+        config.block_q,
+        config.block_kv,
+        plan.rows.block,
+        plan.rows.width,
+    )
+    is_grid = block_kv == 64 or config.by_halves or config.scheduler == "grid"
+    numbers_at, boxed = len(main) - len(like.numbers), main[:8]
+
+    def resize(batch: int, length: int, kv_length: int) -> tuple:
+        padded = -(-length // block_q) * block_q
+        blocks, rows, line = -(-padded // block), heads * batch, length * width
+        of_q, of_k, of_v, of_do = [
+            ((batch, n, heads, d), (n * heads * d, heads * d, d, 1))
+            for n, d in ((length, dim), (kv_length, dim), (kv_length, dim_v), (length, dim_v))
+        ]
+        values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
+        dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
+        sizes = values, of_q, of_k, of_v, of_do, dq_sum, of_k, of_v
+        section = min(max(1, L2_BYTES // (length * row)), rows) if causal else 1
+        programs = -(-kv_length // block_kv) * rows
+        numbers = (
+            length, kv_length, heads, batch, section, *like.numbers[5:10], kv_length,
+            *like.numbers[11:]
+        )  # fmt: skip
+        at = [(box, x, *box.steps(*size)) for (box, x, *_), size in zip(boxed, sizes)]
+        apart, vector = of_do[1], VECTOR.value
+        steps = apart[0] // vector, apart[2] // vector, apart[1] // vector
+        ends = length, length, padded, heads, blocks
+        return 6, takes_of(plan, dtype, device, [of_q, of_k, of_v], values, dq_sum), (
+            (before_form, (blocks * rows,), (*first[:10], *steps, 0, *ends)),
+            (
+                main_form, (programs if is_grid else min(programs, sms),),
+                (*at, *main[8:numbers_at], *numbers),
+            ),
+            (
+                last_form, (-(-length // block) * rows,),
+                (*last[:5], length, length, heads, -(-length // block)),
+            ),
+        )  # fmt: skip
+
+    return resize
+
+
+def is_plain(request: Request, plan: Plan) -> bool:
+    """Whether a request has gradients by `steps_of`."""
+    about = plan.constants
+    optional = about["RAGGED"] or about["SPANS"] or about["ALIBI"] or request.sink is not None
+    return not (optional or about["ORDERED"] or about["PARTS"] > 1)
+
+
+def tensors(
+    request: Request,
+    q: Any,
+    space: Workspace,
+    plan: Plan,
+    counts: Counts,
+    of_do: tuple,
+    claims: Any,
+) -> tuple:
+    """The arguments of the kernel that are tensors, or their places. of_do: what dO's descriptor
+    has for shape and strides. Claims: where programs claim tiles, of a dynamic scheduler.
+    """
     values, constants = space.values, plan.constants
     absent: Any = plan.absent(values)
     bounds = spans = absent
@@ -90,24 +212,18 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
         assert intervals is not None
         bounds, spans = intervals.bounds, intervals.spans
     turns = absent if space.turns is None else space.turns
-    q, kind = request.q, plan.config.kind
-    claims: Any = None  # where programs claim tiles, of the kind that has a scheduler
-    if kind == "narrow":
-        is_dynamic = constants["SCHEDULER"] == "dynamic"
-        claims = counters.take(values.device) if is_dynamic else turns
-    inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    first, second = plan.boxes[:8], plan.boxes[8:]
-    boxed = [box(x, at) for box, x, at in zip(first, inner, steps)]
-    missing: Any = None if kind == "wide" else absent
-    beside = [
-        missing if box is None else box(x, at) for box, x, at in zip(second, inner[1:], steps[1:])
-    ]
+    scheduler, second = constants["SCHEDULER"], plan.boxes[8:]
+    missing: Any = None if plan.config.kind == "wide" else absent
+    inner = space.values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
+    sizes = *counts.boxes[:4], of_do, *counts.boxes[5:]
+    boxed = [(box, x, *size) for box, x, size in zip(plan.boxes, inner, sizes)]
+    beside = [missing if box is None else (box, *x[1:]) for box, x in zip(second, boxed[1:])]
     if plan.config.by_halves:
         beside[4] = None  # dQ's sum
     return (
         *boxed,
         *beside,
-        claims,
+        None if scheduler is None else claims if scheduler == "dynamic" else turns,
         absent if space.key_tiles is None else space.key_tiles.plan,
         absent if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
@@ -135,16 +251,24 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         length = config.padded_length(length + request.batch * config.block_q)
     padded, width = config.padded_length(length), plan.rows.width
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
-    line, strides = length * width, (q.stride(), k.stride(), v.stride())
+    line = length * width
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-    steps: list | None = None
-    if not request.is_ragged:
-        row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
-        of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
-        of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        inputs = [box_steps(x.shape, stride) for x, stride in zip((q, k, v), strides)]
-        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
-    return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
+    outputs = [in_order(x.shape) for x in (q, k, v)]
+    strides = q.stride(), k.stride(), v.stride()
+    inputs: list[tuple] = [(x.shape, stride) for x, stride in zip((q, k, v), strides)]
+    if request.is_ragged and request.cu_seqlens_k is None:  # `prepare` puts them in order
+        inputs[1:] = outputs[1:]
+    of_do = in_order((*q.shape[:3], v.shape[3]))
+    boxed = values, *inputs, of_do, dq_sum, *outputs[1:]
+    boxes = [box.steps(*size) for box, size in zip(plan.boxes, boxed)]
+    programs = num_programs(request, config)
+    return Counts(strides, values, dq_sum, boxes, outputs, numbers, programs)
+
+
+def in_order(shape: tuple[int, ...]) -> tuple[tuple, tuple]:
+    """A shape of four dimensions, and the strides of a contiguous tensor."""
+    _, length, heads, dim = shape
+    return shape, (length * heads * dim, heads * dim, dim, 1)
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:
@@ -189,7 +313,7 @@ def make_plan(
             "KIND": config.kind,
             "STAGES": config.stages,
             "KV_STAGES": config.kv_stages,
-            "SCHEDULER": scheduler,
+            "SCHEDULER": scheduler if config.kind == "narrow" else None,
             "EARLY": config.early,
             "HELD": config.held,
         },

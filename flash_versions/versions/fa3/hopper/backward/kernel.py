@@ -109,7 +109,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Launcher, Prepared
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.accumulate import (
@@ -122,14 +122,17 @@ from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.deterministic import take_turns
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
-    UNKNOWN,
     count,
+    counters,
+    is_plain,
     make_plan,
+    resizing,
+    steps_of,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem, exp2
-from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
+from flash_versions.versions.fa3.hopper.backward.rows import Counts, behind, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
 from flash_versions.versions.fa3.hopper.backward.wider.halves import (
@@ -357,9 +360,14 @@ class Gradients:
         config.check(request)
         self.plan = make_plan(launch_backward, request, config, function, share)
 
-    def prepare(self, request: Request) -> partial:
+    def prepare(self, request: Request) -> Prepared:
         """The gradients of a request, called as this is, with what follows from its shapes."""
-        return partial(self, counts=count(request, self.plan))
+        plan, counts = self.plan, count(request, self.plan)
+        plans = plan.rows.prepare[0], plan, plan.rows.finish
+        if not is_plain(request, plan):
+            return Prepared(partial(self, counts=counts))
+        resize = resizing(plan, request, counts)
+        return Prepared(self, plans, partial(steps_of, plan, request, counts), resize)
 
     def __call__(
         self,
@@ -374,10 +382,14 @@ class Gradients:
         """Launch the kernels; results as those of `backward`."""
         plan, config = self.plan, self.plan.config
         strides = request.q.stride(), request.k.stride(), request.v.stride()
-        if counts is None or counts.strides != strides:
+        if counts is None or counts.strides != strides:  # such as behind hooks of saved tensors
             counts = count(request, plan)
         space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
-        given = tensors(request, space, plan, counts.steps or UNKNOWN)
+        is_dynamic = plan.constants["SCHEDULER"] == "dynamic"
+        claims = counters.take(space.dq.device) if is_dynamic else None
+        of_do = plan.boxes[4].steps(space.do.shape, space.do.stride())
+        given = tensors(request, request.q, space, plan, counts, of_do, claims)
         plan.launch((counts.programs,), (*given, *counts.numbers))
-        finish(request, space, plan.rows)
+        last, *arguments = behind(request, space, plan.rows, counts)
+        last.launch(*arguments)
         return space.dq, space.dk, space.dv, space.dsink

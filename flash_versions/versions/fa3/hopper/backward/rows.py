@@ -6,14 +6,14 @@ when they need its results ("programmatic dependent launch" in CUDA). A backward
 which a short call feels. What was made before the first of them is there all the time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher, Plan, empty
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2.backward import compute_delta
@@ -28,7 +28,7 @@ from flash_versions.versions.tiles.rows import (
     load_row_values,
     row_pointers,
 )
-from flash_versions.versions.tiles.sequences import Sequences, empty_fp32, new_gradients
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
 from flash_versions.versions.tiles.tma import describable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
@@ -252,8 +252,9 @@ class Counts(NamedTuple):
         strides: of q, k and v.
         values: shape and strides of `Workspace.values`.
         dq_sum: the same of `Workspace.dq_sum`.
-        steps: what the descriptors of both and of q, k, v, dK and dV say, in the order of
-            `host.boxes_of`; that of dO is None. None if a plan of tiles decides.
+        boxes: what the descriptors of the main kernel have for shape and strides, in the order of
+            `host.boxes_of`; that of dO, if it is contiguous.
+        outputs: shape and strides of dQ, dK and dV.
         numbers: the numbers of the main kernel.
         programs: of the main kernel.
     """
@@ -261,7 +262,8 @@ class Counts(NamedTuple):
     strides: tuple
     values: tuple[tuple, tuple]
     dq_sum: tuple[tuple, tuple]
-    steps: list | None
+    boxes: list
+    outputs: list
     numbers: tuple
     programs: int
 
@@ -332,7 +334,11 @@ def prepare(
     batch, q_length, heads, _ = q.shape
     if not describable(do):  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=CONTIGUOUS)
-    dq, dk, dv = new_gradients(request)
+    unused = request.cu_seqlens_k is not None and request.kv_lengths is not None
+    if unused or request.kv_starts is not None:
+        dq, dk, dv = new_gradients(request)
+    else:
+        dq, dk, dv = [empty(x, q.dtype, q.device) for x in counts.outputs]
     tiles = key_tiles = sequences = None
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
@@ -349,57 +355,81 @@ def prepare(
     if request.sink is not None:
         delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
-    values, dq_sum = empty_fp32(*counts.values, q.device), empty_fp32(*counts.dq_sum, q.device)
-    padded, length = counts.values[0][3], counts.dq_sum[0][1]
+    fp32 = torch.float32, q.device
+    values, dq_sum = empty(counts.values, *fp32), empty(counts.dq_sum, *fp32)
+    padded = counts.values[0][3]
     turns = sums = arrivals = None
     if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
     if config.parts > 1:
         sums, arrivals = new_meeting(request, config)
-    blocks = -(-padded // plans.block) if tiles is None else tiles.number
-    of_batch, of_row, of_head, _ = do.stride()
-    plans.prepare[dlse is not None].launch(
-        (blocks * heads * batch,),
-        (
-            do,
-            contiguous(o),
-            contiguous(lse),
-            dlse if dlse is None else contiguous(dlse),
-            values,
-            dq_sum,
-            turns,
-            arrivals,
-            tiles and tiles.plan,
-            sequences,
-            of_batch // VECTOR.value,
-            of_head // VECTOR.value,
-            of_row // VECTOR.value,
-            0 if arrivals is None else arrivals.numel(),
-            q_length,
-            length,
-            padded,
-            heads,
-            blocks,
-        ),
-    )
-    return Workspace(
+    space = Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )
+    dlse = dlse if dlse is None else contiguous(dlse)
+    plan, *given = before(
+        space, contiguous(o), contiguous(lse), dlse, sequences, plans, counts, do.stride()
+    )
+    plan.launch(*given)
+    return space
 
 
-def finish(request: Request, space: Workspace, plans: RowPlans) -> None:
-    """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
-    `prepare` planned.
+def before(
+    space: Workspace,
+    o: Any,
+    lse: Any,
+    dlse: Any,
+    sequences: Any,
+    plans: RowPlans,
+    counts: Counts,
+    strides: tuple,
+) -> tuple[Plan, tuple[int], tuple]:
+    """The launch of `prepare_kernel`: plan, grid and arguments, of tensors or their places. The
+    strides are those of dO.
     """
-    dq, tiles = space.dq, space.tiles
-    batch, q_length, heads, _ = dq.shape
+    batch, q_length, heads, _ = counts.outputs[0][0]
+    padded, length, tiles = counts.values[0][3], counts.dq_sum[0][1], space.tiles
+    blocks = -(-padded // plans.block) if tiles is None else tiles.number
+    of_batch, of_row, of_head, _ = strides
+    arguments = (
+        space.do,
+        o,
+        lse,
+        dlse,
+        space.values,
+        space.dq_sum,
+        space.turns,
+        space.arrivals,
+        tiles and tiles.plan,
+        sequences,
+        of_batch // VECTOR.value,
+        of_head // VECTOR.value,
+        of_row // VECTOR.value,
+        0 if space.arrivals is None else space.arrivals.numel(),
+        q_length,
+        length,
+        padded,
+        heads,
+        blocks,
+    )
+    return plans.prepare[dlse is not None], (blocks * heads * batch,), arguments
+
+
+def behind(
+    request: Request, space: Workspace, plans: RowPlans, counts: Counts
+) -> tuple[Plan, tuple[int], tuple]:
+    """The launch of `finish_kernel`, likewise: dQ (batch, M, heads, head_dim), of its sum; of
+    packed sequences by the tiles that `prepare` planned.
+    """
+    tiles = space.tiles
+    batch, q_length, heads, _ = counts.outputs[0][0]
     if tiles is None:
         lines, sequences, blocks = None, None, -(-q_length // plans.block)
     else:
         lines, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
-    length = space.dq_sum.shape[1]
-    plans.finish.launch(
-        (blocks * heads * batch,),
-        (space.dq_sum, dq, lines, sequences, request.scale, q_length, length, heads, blocks),
-    )
+    length = counts.dq_sum[0][1]
+    arguments = (
+        space.dq_sum, space.dq, lines, sequences, request.scale, q_length, length, heads, blocks
+    )  # fmt: skip
+    return plans.finish, (blocks * heads * batch,), arguments

@@ -1,4 +1,4 @@
-"""Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
+"""Launches by CUDA's driver give the bits of Triton's, in all streams, threads and graphs."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -8,16 +8,10 @@ import torch
 from triton import knobs
 
 from flash_versions import VERSIONS, attention
-from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch import launch
+from flash_versions.dispatch.autograd.call import known, similar
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def kept_at_once(monkeypatch):
-    """The first call is kept, so that the second is recorded and the third replayed."""
-    monkeypatch.setattr(keys, "OFTEN", 1)
-
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
@@ -65,6 +59,13 @@ CALLS = {
     "pages": (
         pages, lambda: {"kv_lengths": cuts(500, 33), "block_table": cuts(*range(16)).view(2, 8)},
     ),
+    "packed on pages": (
+        lambda: [packed(9, heads=8, D=128)[0], *pages()[1:]],
+        lambda: {"cu_seqlens_q": cuts(0, 4, 9), "block_table": cuts(*range(16)).view(2, 8)},
+    ),
+    "packed, batched keys": (
+        lambda: [packed()[0], *dense()[1:]], lambda: {"cu_seqlens_q": cuts(0, 300, 700)},
+    ),
 }  # fmt: skip
 
 
@@ -79,31 +80,112 @@ def results(version, leaves, options):
     return o, lse, *torch.autograd.grad((o, lse), leaves, (torch.cos(o.detach()), dlse))
 
 
+@pytest.fixture
+def by_triton(monkeypatch):
+    """by_triton(f): the names of what f launches, by Triton as a hook is set, and its results."""
+
+    def run(function):
+        seen = []
+        with monkeypatch.context() as patch:
+            hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+            patch.setattr(knobs.runtime, "launch_enter_hook", hook)
+            return seen, function()
+
+    return run
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CALLS)
-def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch):
+def test_the_driver_gives_the_bits_of_triton_s_launches(case, version, by_triton):
     make, given = CALLS[case]
     options = given()
-    kept = [make() for _ in range(5)]
+    kept = [make() for _ in range(3)]
 
     def everything():
         return [results(version, leaves, options) for leaves in kept for _ in range(2)]
 
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(keys, "place_of", lambda x: None)
-            expected = everything()
+        everything()  # compiled, and known
     except ValueError as error:
         pytest.skip(str(error))
-    assert not keys.known
-    found = everything()
-    for mine, theirs in zip(found, expected):
+    assert len(known) == 1
+    seen, expected = by_triton(everything)
+    assert len(seen) % len(expected) == 0 and seen
+    for mine, theirs in zip(everything(), expected):
         for x, y in zip(mine, theirs, strict=True):
             assert torch.equal(x, y)
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    assert call.forward.replay is not None or version == "fa1", call.forward.reason
-    backwards = [tape for found in call.backwards.values() for _, tape in found]
-    assert (call.usual is not None) == any(tape.replay for tape in backwards)
+
+
+@pytest.mark.parametrize("D", [128, 256])
+def test_other_lengths_give_the_bits_of_triton_s_launches(D, by_triton):
+    """They are served by a call that is like them."""
+    inputs = [dense(1, M, M, 32, 32, D) for M in range(1024, 3072, 128)]
+
+    def both(leaves):
+        q, k, v = (x.detach().requires_grad_() for x in leaves)
+        o = attention(q, k, v, causal=True)
+        _, dk, dv = torch.autograd.grad(o, (q, k, v), torch.cos(o.detach()))
+        return o, dk, dv  # dQ is added up in any order
+
+    for leaves in inputs[:2] * 2:  # compiled, and known
+        both(leaves)
+    assert len(similar) == 1
+    found = [both(leaves) for leaves in inputs]
+    assert len(similar) == 1 and len(known) == len(inputs)
+    _, expected = by_triton(lambda: [both(leaves) for leaves in inputs])
+    for mine, theirs in zip(found, expected):
+        assert all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa3"])
+def test_lengths_and_slopes_that_are_one_number_for_all(version):
+    """Their stride is 0; a kernel reads copies."""
+    q, k, v = dense()
+    given = {"kv_lengths": cuts(77), "alibi_slopes": torch.ones(1, device="cuda") / 8}
+    sizes = {"kv_lengths": 2, "alibi_slopes": 4}
+    for name, x in given.items():
+        expanded = x.expand(sizes[name])
+        expected = attention(q, k, v, version=version, **{name: expanded.contiguous()})
+        for _ in range(3):
+            found = attention(q, k, v, version=version, **{name: expanded})
+            assert torch.equal(found, expected)
+
+
+def test_forms_are_known_to_the_driver(monkeypatch):
+    """Of all kernels of all versions: Triton launches none of them."""
+    made = []
+    make_form = launch.make_form
+    monkeypatch.setattr(
+        launch, "make_form", lambda *given: made.append(make_form(*given)) or made[-1]
+    )
+    for make, given in CALLS.values():
+        for version in VERSIONS:
+            try:
+                results(version, make(), given())
+            except ValueError:
+                continue
+    assert made and all(type(form) is launch.native().Form for form in made)
+
+
+@pytest.mark.parametrize("D", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("strides", ["contiguous", "heads first", "cut", "one row", "one head"])
+def test_descriptors_of_all_kinds(strides, D, by_triton):
+    """Boxes of tensors whose strides and sizes are unusual, and smaller than 128 KiB."""
+    B, M, H = (1, 1, 4) if strides == "one row" else (2, 130, 1 if strides == "one head" else 4)
+    q, k, v = torch.randn(3, B, max(M, 64), H, D, **BF16)
+    if strides == "heads first":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif strides == "cut":
+        q, k, v = torch.randn(B, M, H, 3 * D, **BF16).split(D, dim=3)
+    elif strides == "one row":
+        k, v = k[:, :1], v[:, :1]
+
+    def call():
+        return results("auto", (q, k, v), {"causal": True})
+
+    call()
+    _, expected = by_triton(call)
+    assert all(map(torch.equal, call(), expected))
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
@@ -140,7 +222,7 @@ def test_streams_and_threads(version):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
-def test_a_graph_captures_a_backward_after_replays(version):
+def test_a_graph_captures_a_backward_after_calls(version):
     leaves = dense()
     for _ in range(4):
         before = results(version, leaves, {"causal": True})
@@ -155,24 +237,14 @@ def test_a_graph_captures_a_backward_after_replays(version):
         assert not torch.equal(mine, old)
 
 
-def test_a_hook_of_triton_sees_every_launch(monkeypatch):
-    q, k, v = dense()
-    for _ in range(4):
-        attention(q, k, v)
-    seen = []
-    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: seen.append(metadata))
-    attention(q, k, v)
-    assert len(seen) == 1
-
-
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_no_memory_is_kept(version):
-    """Neither of any call nor of the one that was recorded."""
+    """Of no call."""
 
     def step():
         results(version, dense(M=1024, N=1024), {"causal": True})
 
-    for _ in range(4):  # replays keep a block of scratch memory for each stream
+    for _ in range(4):
         step()
     torch.cuda.synchronize()
     gc.collect()  # what other tests have left
@@ -183,31 +255,29 @@ def test_no_memory_is_kept(version):
     assert torch.cuda.memory_allocated() <= before
 
 
-@pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
 @pytest.mark.parametrize("case", ["causal", "packed"])
-def test_kernels_are_launched_by_the_driver_alone(case, version):
-    make, given = CALLS[case]
-    options = given()
-    for _ in range(4):
-        results(version, make(), options)
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    ((_, tape),) = [one for found in call.backwards.values() for one in found]
-    for replay in (call.forward.replay, tape.replay):
-        assert "start_again(" in replay.__doc__
-        assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
-
-
-@pytest.mark.parametrize("case", ["causal", "packed"])
-def test_a_thread_that_never_used_the_gpu(case, monkeypatch):
+def test_a_thread_that_never_used_the_gpu(case):
     """It has no context of CUDA, which the driver needs."""
     make, given = CALLS[case]
-    options = {**given(), "version": "fa3"}
-    for _ in range(4):
-        attention(*make(), **options)
-    leaves = make()
-    with monkeypatch.context() as patch:
-        patch.setattr(keys, "place_of", lambda x: None)
-        expected = attention(*leaves, **options)
+    options, leaves = {**given(), "version": "fa3"}, make()
+    expected = [attention(*leaves, **options) for _ in range(2)][0]
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(attention, *leaves, **options).result()
     assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_take_turns():
+    """Also the one that is not current, and each from a thread of its own."""
+    inputs = [[x.to(f"cuda:{n}") for x in dense(M=1000, N=1000)] for n in (0, 1)]
+    expected = [results("auto", leaves, {"causal": True}) for leaves in inputs]
+
+    def work(n):
+        return [results("auto", inputs[n], {"causal": True}) for _ in range(50)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for found, right in zip(pool.map(work, (0, 1)), expected):
+            assert all(all(map(torch.equal, mine, right)) for mine in found)
+    for n in (0, 1):
+        with torch.cuda.device(n):
+            assert all(map(torch.equal, work(n)[0], expected[n]))
