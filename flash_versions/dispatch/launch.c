@@ -717,9 +717,8 @@ static PyObject *look(PyObject *self, PyObject *const *given, Py_ssize_t number)
         Py_RETURN_NONE;
     }
     if (is_plain && put_similar(&similar, dims))
-        return Py_BuildValue("y#y#LLL", key.bytes, key.used, similar.bytes, similar.used,
-                             dims[0][0], dims[0][1], dims[1][1]);
-    return Py_BuildValue("y#Oiii", key.bytes, key.used, Py_None, 0, 0, 0);
+        return Py_BuildValue("y#y#", key.bytes, key.used, similar.bytes, similar.used);
+    return Py_BuildValue("y#O", key.bytes, key.used, Py_None);
 }
 
 /* Put that something is compared as an object of Python: the next one of others. */
@@ -829,7 +828,7 @@ static PyObject *prepare(PyObject *self, PyObject *given) {
 static PyMethodDef functions[] = {
     {"look", (PyCFunction)(void (*)(void))look, METH_FASTCALL,
      "look(device, tensors, options): (the key of a call, a key that it shares with calls of other "
-     "lengths or None, batch, length, kv_length), or None if it is unusual: if a watcher "
+     "lengths or None), or None if it is unusual: if a watcher "
      "sees it, a tensor is empty, of another device, of a subclass, or without strides, or if an "
      "option is neither a number, a text, a tuple of these nor None."},
     {"kinds", (PyCFunction)(void (*)(void))kinds, METH_FASTCALL,

@@ -256,8 +256,6 @@ class Prepared:
     Attributes:
         call: does so, as a version's forward or backward, for all requests of the kind.
         steps: launches the same kernels, given the tensors alone; None if it is not known how.
-        resize: resize(batch, length, kv_length) gives the arguments of `Steps` for contiguous
-            tensors of these lengths, or None if they have another plan.
         final: False if there may be steps later, once all kernels are compiled.
     """
 
@@ -266,25 +264,14 @@ class Prepared:
         call: Callable,
         plans: Iterable["Plan"] = (),
         steps: Callable[[], tuple] | None = None,
-        resize: Callable[[int, int, int], tuple | None] | None = None,
     ) -> None:
         """Steps: called for the arguments of `Steps` if all plans have forms."""
-        self.call, self.steps, self.resize = call, None, None
+        self.call, self.steps = call, None
         forms = [plan.form for plan in plans]
         self.final = steps is None or None not in forms
         if steps is not None and (module := native()) is not None:
             if all(type(form) is module.Form for form in forms):
-                self.steps, self.resize = module.Steps(*steps()), resize
-
-    def resized(self, *lengths: int) -> "Prepared | None":
-        """The same for batch, length and kv_length; None if that cannot be told."""
-        given = None if self.resize is None else self.resize(*lengths)
-        if given is None:
-            return None
-        made: Prepared = object.__new__(Prepared)
-        made.call, made.resize, made.final = self.call, self.resize, True
-        made.steps = native().Steps(*given)
-        return made
+                self.steps = module.Steps(*steps())
 
     def __call__(self, *given: Any) -> Any:
         """What `call` returns."""

@@ -36,6 +36,7 @@ current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch with
 CUTS_OF_QUERIES, CUTS_OF_KEYS = map(Request._fields.index, ("cu_seqlens_q", "cu_seqlens_k"))
 INTERVAL_PLACES = [Request._fields.index(name) for name in INTERVALS]
 SINK = Request._fields.index("sink")
+WINDOW_RIGHT = Request._fields.index("window_right")
 DETERMINISTIC = Request._fields.index("deterministic")
 
 
@@ -60,7 +61,7 @@ def look(tensors: tuple, options: tuple) -> tuple["Call | None", tuple | None]:
         return None, None
     call = known.get(keys[0])
     if call is None and keys[1] is not None and (like := similar.get(keys[1])) is not None:
-        call = like.resized(keys)
+        call = like.resized(keys[0], tensors[:3])
     return call, keys
 
 
@@ -97,32 +98,28 @@ class Call:
             values[i] = None
         self.given = [PLACES.index(i) for i in self.places]
         self.version, self.values = version, values
-        self.strides: list | None = [request.q.stride(), request.k.stride(), request.v.stride()]
         self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
         self.needs_grad, self.return_lse = request.needs_grad, request.return_lse
+        self.kind: tuple | None = None
+        self.plan(request)
+
+    def plan(self, request: Request) -> None:
+        """Find what computes the request; if the kind is not None, it is the request's."""
+        self.strides = [request.q.stride(), request.k.stride(), request.v.stride()]
         self.forward: Any
-        self.forward, self.kind = planned(version, request)
+        self.forward, self.kind = planned(self.version, request, self.kind)
         self.steps = getattr(self.forward, "steps", None)
         self.gradients: dict[bool, Any] = {}
         if self.needs_grad:
             self.find_gradients(request)
 
-    def resized(self, keys: tuple) -> "Call | None":
-        """The call of these keys, which differs in its lengths; None if that cannot be told."""
-        lengths, gradients = keys[2:], self.gradients.get(False)
-        forward = self.forward.resized(*lengths)
-        if forward is None or torch.are_deterministic_algorithms_enabled():
-            return None
+    def resized(self, key: bytes, tensors: tuple[torch.Tensor, ...]) -> "Call":
+        """The call of this key, whose tensors have other lengths."""
         made: Call = object.__new__(Call)
-        made.__dict__ = {**self.__dict__, "forward": forward, "steps": forward.steps}
-        made.gradients = {}
-        if self.needs_grad:
-            resized = getattr(gradients, "resized", None)  # FA2's have none
-            if resized is None or (found := resized(*lengths)) is None:
-                return None
-            made.gradients[False] = found
-        made.strides = None
-        keep(known, keys[0], made)
+        made.__dict__ = self.__dict__.copy()
+        made.plan(self.request(tensors))
+        if getattr(made.forward, "final", True):
+            keep(known, key, made)
         return made
 
     def find_gradients(self, request: Request) -> Any:
@@ -200,8 +197,6 @@ class Call:
                 return False
         if current_device() != tensors[0].get_device():
             return False
-        if self.strides is None:  # of a call that was resized
-            return all(x.is_contiguous() for x in tensors)
         return [x.stride() for x in tensors] == self.strides
 
     def __call__(self, tensors: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -229,7 +224,7 @@ class Call:
             if tensors[i] is None or tensors[i].data_ptr() != fields[place].data_ptr():
                 return
         keep(known, keys[0], self)
-        if keys[1] is not None and getattr(self.forward, "resize", None) is not None:
+        if keys[1] is not None and self.kind is not None and fields[WINDOW_RIGHT] in (None, 0):
             keep(similar, keys[1], self)
 
 

@@ -42,11 +42,13 @@ def run_forward(version: Version, request: Request) -> Results:
 
 
 def planned(
-    version: Version, request: Request
+    version: Version, request: Request, kind: tuple | None = None
 ) -> tuple[Callable[[Request], Results], tuple | None]:
-    """What computes requests with tensors like these, and their kind (`Version.kind_of`). Kernels
-    that can be prepared have computed what follows from shapes.
+    """What computes requests with tensors like these, and their kind (`Version.kind_of`), which may
+    be known. Kernels that can be prepared have computed what follows from shapes.
     """
+    if kind is not None:
+        return prepared(version.forward, request, kind), kind
     if version.backward is None:  # a baseline
         return version.forward, None  # type: ignore[return-value]
     q, cuts = request.q, request.cu_seqlens_q
@@ -55,24 +57,26 @@ def planned(
     if not q.numel() or (cuts is not None and request.batch == 0):
         return partial(see_nothing, version), None
     forward: Any = version.forward
-    aligned, kind = in_vectors(request), None
-    if isinstance(forward, Chosen):
-        kind = version.kind_of(aligned)
-        forward = forward.find(aligned, kind)
+    aligned = in_vectors(request)
+    kind = version.kind_of(aligned) if isinstance(forward, Chosen) else None
     if aligned is not request:
-        return partial(computed_in_vectors, forward), None
-    return forward.prepare(request) if hasattr(forward, "prepare") else forward, kind
+        found = forward.find(aligned, kind) if isinstance(forward, Chosen) else forward
+        return partial(computed_in_vectors, found), None
+    return prepared(forward, request, kind), kind
+
+
+def prepared(computes: Any, request: Request, kind: tuple | None) -> Any:
+    """What is chosen for a request of a kind, a forward or a backward, prepared for it."""
+    if isinstance(computes, Chosen):
+        computes = computes.find(request, kind)
+    return computes.prepare(request) if hasattr(computes, "prepare") else computes
 
 
 def planned_backward(version: Version, request: Request, kind: tuple | None) -> Backward | None:
     """What computes the gradients of requests with tensors like these, of a kind, prepared
     likewise; None: it is asked anew.
     """
-    if kind is None:
-        return None
-    assert isinstance(version.backward, Chosen)
-    backward = version.backward.find(request, kind)
-    return backward.prepare(request) if hasattr(backward, "prepare") else backward
+    return None if kind is None else prepared(version.backward, request, kind)
 
 
 def see_nothing(version: Version, request: Request) -> Results:

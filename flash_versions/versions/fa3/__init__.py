@@ -73,7 +73,7 @@ def kind_of(request: Request) -> tuple | None:
 
 def kind_of_forward(request: Request) -> tuple | None:
     """What decides about the forward beside the request's kind."""
-    return None if forward.left_to_splits(request) else ()
+    return None if forward.left_to_splits(request) else (forward_hopper.fills_better(request),)
 
 
 def choose_backward(request: Request) -> Backward:

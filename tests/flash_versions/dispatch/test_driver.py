@@ -26,6 +26,7 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd import call
 from flash_versions.dispatch.autograd.call import known, look, similar
 from flash_versions.dispatch.request import Request, make_request
+from flash_versions.versions import api
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.tiles.tma import swizzled_box
 from tests.flash_versions.dispatch.test_launch import CALLS, by_heads, late, step
@@ -193,24 +194,30 @@ def test_steps_launch_what_triton_launches(name, case, cuda, monkeypatch):
     assert mine == cuda.of(call) and len(mine) > 2000
 
 
-def test_lengths_that_never_came_are_served_by_a_call_that_is_like_them(cuda, monkeypatch):
+@pytest.mark.parametrize(("kv_heads", "D"), [(8, 128), (2, 64)])
+def test_lengths_that_never_came_are_served_by_a_call_that_is_like_them(
+    kv_heads, D, cuda, monkeypatch
+):
     """Requests are made for few of 200 lengths, and the launches are those of Triton."""
     made, rng = [], random.Random(0)
-    planned = call.planned
-    monkeypatch.setattr(call, "planned", lambda *given: made.append(1) or planned(*given))
+    original = api.make_request
+    monkeypatch.setattr(api, "make_request", lambda *x, **y: made.append(1) or original(*x, **y))
     memory = torch.zeros(3, 3000 * 1024, dtype=torch.bfloat16)
 
-    def run():
-        M = rng.randint(900, 2900)
-        leaves = [x[: M * 1024].view(1, M, 8, 128).detach().requires_grad_() for x in memory]
+    def run(M):
+        leaves = [
+            x[: M * heads * D].view(1, M, heads, D).detach().requires_grad_()
+            for x, heads in zip(memory, (8, kv_heads, kv_heads))
+        ]
         o = attention(*leaves, causal=True)
         torch.autograd.grad(o, leaves, torch.ones_like(o))
 
-    for _ in range(200):
-        run()
+    lengths = [rng.randint(900, 2900) for _ in range(200)]
+    for M in lengths:
+        run(M)
     assert len(made) < 40 and len(known) > 150 and len(similar) < 20
     monkeypatch.setattr(JITFunction, "run", None)  # nothing more is compiled
-    run()
+    run(2901)
 
 
 def test_lengths_of_a_call_whose_gradients_are_left_to_fa2(cuda, monkeypatch):
@@ -638,7 +645,7 @@ def test_a_version_is_asked_for_what_make_request_says(case, needs_grad, cuda, m
         sink = request.sink
         return *map(torch.zeros_like, request[:3]), sink if sink is None else sink.clone()
 
-    monkeypatch.setattr(call, "planned", lambda version, request: (forward, None))
+    monkeypatch.setattr(call, "planned", lambda version, request, kind: (forward, None))
     monkeypatch.setattr(call, "planned_backward", lambda *given: gradients)
     for _ in range(3):
         asked.clear()

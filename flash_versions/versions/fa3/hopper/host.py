@@ -2,7 +2,6 @@
 launch.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +13,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import PLACES, Launcher, Plan, Prepared, empty, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
-from flash_versions.versions.fa2.splits import FULL
-from flash_versions.versions.fa3.forward import L2_BYTES, MAX_SECTION, choose_config
+from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
@@ -150,30 +148,16 @@ def even_section(request: Request) -> int:
     For that a section may have up to twice as many heads, and one of few heads has twice as many:
     keys that do not stay in the L2 cache cost less (docs/understand/log.md).
     """
-    batch, _, heads, _ = request.q.shape
+    (batch, _, heads, head_dim), head_dim_v = request.q.shape, request.v.shape[3]
     if not request.is_ragged:  # the tiles of those are put in order by a plan
         heads *= batch
-    if request.window_right is None:  # tiles weigh the same
-        return 1
-    return section_of(heads, request.k.shape[1], *section_facts(request))
-
-
-def section_facts(request: Request) -> tuple[int, int, int]:
-    """(query heads to a key head, bytes of a key and its value, bytes of L2 for a section)."""
-    k, v = request.k, request.v
-    wide = k.shape[3] > 128 or v.shape[3] > 128  # few heads fit, and more are faster
-    bytes_of_key = (k.shape[3] + v.shape[3]) * k.element_size()
-    return request.group, bytes_of_key, 2 * L2_BYTES if wide else L2_BYTES
-
-
-def section_of(heads: int, kv_length: int, group: int, bytes_of_key: int, l2_bytes: int) -> int:
-    """`even_section` of so many heads under a mask."""
-    key_heads = max(1, l2_bytes // max(1, kv_length * bytes_of_key))
-    most = min(key_heads * group, MAX_SECTION, heads)
+    wide = head_dim > 128 or head_dim_v > 128  # few heads fit, and more are faster
+    most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
     if most == 1 or most == heads:
         return most
-    least = max(-(-heads // -(-heads // most)), min(FEW_HEADS, 2 * most))
-    least = min(-(-least // group) * group, heads)
+    group = request.group
+    least = max(cdiv(heads, cdiv(heads, most)), min(FEW_HEADS, 2 * most))
+    least = min(cdiv(least, group) * group, heads)
     for section in range(least, min(2 * least, heads) + 1, group):
         if (heads - 1) % section + 1 >= EVEN * section:
             return section
@@ -268,8 +252,8 @@ def constants(
 
 def kind_of(request: Request) -> tuple | None:
     """All of a request from which the configurations and the constants of the kernels for Hopper
-    follow, of FA3 and FA4, forward and backward; None if it is left to the portable kernels. Of
-    lengths it has which blocks they cut, and which tiles fill the GPU better.
+    follow, of FA3 and FA4, forward and backward, but for `fills_better`; None if it is left to the
+    portable kernels. Of lengths it has which blocks they cut.
     """
     q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
     plain = q.dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
@@ -279,11 +263,6 @@ def kind_of(request: Request) -> tuple | None:
     _, kv_length, kv_heads, _ = k.shape
     head_dim_v, right = v.shape[3], request.window_right
     first_end = kv_length - q_length + (right or 0)
-    widest, preferred = max(head_dim, head_dim_v), False
-    if widest <= 64:
-        preferred = prefers_two_consumers(request)
-    elif widest <= 96:
-        preferred = prefers_order(request)
     given: tuple = request.alibi_slopes, request.sink
     if ragged:
         given = *given, request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths
@@ -293,8 +272,16 @@ def kind_of(request: Request) -> tuple | None:
         heads // kv_heads, request.window_left is None, right if right is None else right > 0,
         request.softcap is None, *[x if x is None else form_of(x) for x in given], ragged,
         request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
-        first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
+        first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0
     )  # fmt: skip
+
+
+def fills_better(request: Request) -> bool:
+    """Which tiles fill the GPU better, of those that the configuration is chosen from."""
+    widest = max(request.q.shape[3], request.v.shape[3])
+    if widest <= 64:
+        return prefers_two_consumers(request)
+    return widest <= 96 and prefers_order(request)
 
 
 def form_of(x: torch.Tensor) -> tuple:
@@ -418,9 +405,8 @@ class Forward:
         plan, sizes = self.plan, measure(self.plan, request)
         if not sizes.is_plain or any(x is not None for x in self.others):
             return Prepared(partial(launch, plan, sizes, others=self.others))
-        resize = resizing(plan, sizes, self.others, request)
         device = request.q.device
-        return Prepared(self, [plan], lambda: steps_of(plan, sizes, self.others, device), resize)
+        return Prepared(self, [plan], lambda: steps_of(plan, sizes, self.others, device))
 
 
 def steps_of(plan: Plan, sizes: Sizes, others: tuple, device: torch.device) -> tuple:
@@ -436,47 +422,6 @@ def steps_of(plan: Plan, sizes: Sizes, others: tuple, device: torch.device) -> t
     at = claims if len(takes) > 2 else None
     given = plain_arguments(plan, sizes, q, k, v, o, lse, at, None, others)
     return 3, takes, ((plan.form, sizes.grid, given),)
-
-
-def resizing(
-    plan: Plan, like: Sizes, others: tuple, request: Request
-) -> Callable[[int, int, int], tuple | None] | None:
-    """`Prepared.resize` of requests that differ from one in their lengths, or None if those decide
-    about more than whether keys are split. It enters few functions.
-    """
-    config, (_, _, heads, dim), head_dim_v = plan.config, request.q.shape, request.v.shape[3]
-    windowed = request.window_left is not None or request.window_right not in (None, 0)
-    if max(dim, head_dim_v) <= 96 or windowed or not (request.num_splits is config.section is None):
-        return None
-    kv_heads, causal = request.k.shape[2], request.window_right is not None
-    facts, split = section_facts(request), choose_config(request)
-    device = request.q.device
-    sms = devices[device].num_sms
-    queries, per_tile, is_grid = config.queries, heads // config.heads, config.scheduler == "grid"
-    dim_v = like.of_o[0][3]
-
-    def resize(batch: int, length: int, kv_length: int) -> tuple | None:
-        rows = batch * heads
-        if -(-length // split.block_q) * rows < FULL * sms and kv_length > 7 * split.block_kv:
-            return None  # the keys may be split (`forward.left_to_splits`)
-        section = section_of(rows, kv_length, *facts) if causal else 1
-        tiles = -(-length // queries) * batch * per_tile
-        of_q, of_k, of_v, of_o = [
-            ((batch, n, h, d), (n * h * d, h * d, d, 1))
-            for n, h, d in (
-                (length, heads, dim), (kv_length, kv_heads, dim), (kv_length, kv_heads, head_dim_v),
-                (length, heads, dim_v)
-            )
-        ]  # fmt: skip
-        of_lse = (batch, heads, length), (heads * length, length, 1)
-        section = max(section, config.heads)
-        numbers = length, kv_length, heads, batch, section, *like.numbers[5:]
-        grid = (tiles if is_grid else min(tiles, sms),)
-        q, k, v, o = [box.steps(*x) for box, x in zip(plan.boxes, (of_q, of_k, of_v, of_o))]
-        sizes = Sizes(q, k, v, o, of_o, of_lse, like.dtype, grid, numbers, True)
-        return steps_of(plan, sizes, others, device)
-
-    return resize
 
 
 def plain_arguments(

@@ -1,6 +1,5 @@
 """The host's side of FA3's backward for Hopper: tensors as boxes, and the arguments of a launch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,15 +8,12 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import PLACES, Launcher, Plan, taking
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
-    L2_BYTES,
     BackwardConfig,
-    bytes_of_row,
     heads_of_section,
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import exp2
 from flash_versions.versions.fa3.hopper.backward.rows import (
-    VECTOR,
     Counts,
     RowPlans,
     Workspace,
@@ -102,87 +98,11 @@ def steps_of(plan: BackwardPlan, request: Request, counts: Counts) -> tuple:
         (plan, (counts.programs,), (*main, *counts.numbers)),
         behind(request, space, plan.rows, counts),
     )
-    takes = takes_of(plan, dtype, device, counts.outputs, counts.values, counts.dq_sum)
-    return 6, takes, tuple([(x.form, grid, given) for x, grid, given in launches])
-
-
-def takes_of(
-    plan: Plan, dtype: torch.dtype, device: torch.device, outputs: list, *sums: tuple
-) -> tuple:
-    """What takes memory for `steps_of`."""
-    takes = [taking(size, dtype, device) for size in outputs]
-    takes += [taking(size, torch.float32, device) for size in sums]
+    takes = [taking(size, dtype, device) for size in counts.outputs]
+    takes += [taking(size, torch.float32, device) for size in (counts.values, counts.dq_sum)]
     if plan.constants["SCHEDULER"] == "dynamic":
         takes.append((counters.take, (device,)))
-    return tuple(takes)
-
-
-def resizing(
-    plan: BackwardPlan, request: Request, like: Counts
-) -> Callable[[int, int, int], tuple | None] | None:
-    """`Prepared.resize` of the gradients of requests that differ from one in their lengths, or None
-    if those decide about their plan. It enters few functions.
-    """
-    config, device, dtype = plan.config, request.q.device, request.q.dtype
-    (_, _, heads, dim), (_, _, kv_heads, _), dim_v = (
-        request.q.shape,
-        request.k.shape,
-        request.v.shape[3],
-    )
-    panels = any(box is not None for box in plan.boxes[8:])
-    windowed = request.window_left is not None or request.window_right not in (None, 0)
-    if heads != kv_heads or panels or windowed or config.section is not None:
-        return None
-    _, _, ((before_form, _, first), (main_form, _, main), (last_form, _, last)) = steps_of(
-        plan, request, like
-    )
-    causal, row, sms = (
-        request.window_right is not None,
-        bytes_of_row(request),
-        devices[device].num_sms,
-    )
-    block_q, block_kv, block, width = (
-        config.block_q,
-        config.block_kv,
-        plan.rows.block,
-        plan.rows.width,
-    )
-    is_grid = block_kv == 64 or config.by_halves or config.scheduler == "grid"
-    numbers_at, boxed = len(main) - len(like.numbers), main[:8]
-
-    def resize(batch: int, length: int, kv_length: int) -> tuple:
-        padded = -(-length // block_q) * block_q
-        blocks, rows, line = -(-padded // block), heads * batch, length * width
-        of_q, of_k, of_v, of_do = [
-            ((batch, n, heads, d), (n * heads * d, heads * d, d, 1))
-            for n, d in ((length, dim), (kv_length, dim), (kv_length, dim_v), (length, dim_v))
-        ]
-        values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
-        dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-        sizes = values, of_q, of_k, of_v, of_do, dq_sum, of_k, of_v
-        section = min(max(1, L2_BYTES // (length * row)), rows) if causal else 1
-        programs = -(-kv_length // block_kv) * rows
-        numbers = (
-            length, kv_length, heads, batch, section, *like.numbers[5:10], kv_length,
-            *like.numbers[11:]
-        )  # fmt: skip
-        at = [(box, x, *box.steps(*size)) for (box, x, *_), size in zip(boxed, sizes)]
-        apart, vector = of_do[1], VECTOR.value
-        steps = apart[0] // vector, apart[2] // vector, apart[1] // vector
-        ends = length, length, padded, heads, blocks
-        return 6, takes_of(plan, dtype, device, [of_q, of_k, of_v], values, dq_sum), (
-            (before_form, (blocks * rows,), (*first[:10], *steps, 0, *ends)),
-            (
-                main_form, (programs if is_grid else min(programs, sms),),
-                (*at, *main[8:numbers_at], *numbers),
-            ),
-            (
-                last_form, (-(-length // block) * rows,),
-                (*last[:5], length, length, heads, -(-length // block)),
-            ),
-        )  # fmt: skip
-
-    return resize
+    return 6, tuple(takes), tuple([(x.form, grid, given) for x, grid, given in launches])
 
 
 def is_plain(request: Request, plan: Plan) -> bool:

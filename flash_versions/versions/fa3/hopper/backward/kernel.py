@@ -126,7 +126,6 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     counters,
     is_plain,
     make_plan,
-    resizing,
     steps_of,
     tensors,
 )
@@ -366,8 +365,7 @@ class Gradients:
         plans = plan.rows.prepare[0], plan, plan.rows.finish
         if not is_plain(request, plan):
             return Prepared(partial(self, counts=counts))
-        resize = resizing(plan, request, counts)
-        return Prepared(self, plans, partial(steps_of, plan, request, counts), resize)
+        return Prepared(self, plans, partial(steps_of, plan, request, counts))
 
     def __call__(
         self,
