@@ -136,13 +136,13 @@ def make_form(compiled: Any, values: tuple) -> Form:
         or getattr(run, "gsan_enabled", False)
     ):
         return by_triton
-    num_warps, num_ctas, shared = compiled.packed_metadata
-    if run.global_scratch_size or run.profile_scratch_size or shared > MOST_SHARED:
-        return by_triton
-    driver = runtime_driver.active
-    descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
-    types = sys.modules[type(run).__module__].TMA_DTYPE_DEVICE_TO_HOST
     try:
+        num_warps, num_ctas, shared = compiled.packed_metadata
+        if run.global_scratch_size or run.profile_scratch_size or shared > MOST_SHARED:
+            return by_triton
+        driver = runtime_driver.active
+        descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        types = sys.modules[type(run).__module__].TMA_DTYPE_DEVICE_TO_HOST
         slots = list(slots_of(compiled.src.signature.values(), descriptors, types))
         sizes = [size for _, parameters in slots for size in parameters] + SCRATCH
         if module.sizes(compiled.function) != sizes:
@@ -152,7 +152,7 @@ def make_form(compiled: Any, values: tuple) -> Form:
             attributes_of(run, num_ctas), b"".join(slot for slot, _ in slots), len(sizes),
             driver.get_current_stream, knobs.runtime, by_triton
         )  # fmt: skip
-    except (KeyError, ValueError, struct.error) as error:
+    except (AttributeError, KeyError, ValueError, struct.error) as error:
         logging.getLogger(__name__).debug("%s is launched by Triton: %s", compiled.name, error)
         return by_triton
 

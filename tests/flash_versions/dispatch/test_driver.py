@@ -111,6 +111,17 @@ def test_attributes_of_a_launch(options, cuda):
     assert len(cuda.of(plain, (4,), given)) < len(mine)
 
 
+def test_a_kernel_of_another_triton_is_launched_by_it(cuda, monkeypatch):
+    """One whose compiled kernels have other facts than those that are known."""
+    given = torch.zeros(256), 7
+    form = launch.Launcher(store_kernel)((4,), given, {})
+    compiled = store_kernel[(4,)](*given)
+    assert type(launch.make_form(compiled, ())) is type(form) is launch.native().Form
+    monkeypatch.setattr(compiled, "packed_metadata", (4, 1))
+    other = launch.make_form(compiled, ())
+    assert other.func is launch.launch_by_triton
+
+
 @pytest.mark.parametrize("version", [13000, 13020])  # an older driver's maps are corrected
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [3, 5000])  # below 128 KiB and above
