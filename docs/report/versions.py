@@ -58,9 +58,9 @@ def switched_off(document: Document) -> str:
     rescale, polynomial = (ratio(group, f"fa4 {idea}", "fa4") for idea in ideas)
     return (
         "On Hopper, in 16 bits and from 33 to 128 dims, both ideas of FA4 are off by default, "
-        "because they cost more than they save. With the test whether a rescale can be left out, "
-        f"the kernel has {rescale:.2f} times the speed; with an eighth of the exponentials by "
-        f"polynomial, {polynomial:.2f} times (causal, head_dim 128, 16384 tokens). The ideas are "
+        "because they cost more than they save. Testing whether a rescale can be left out "
+        f"leaves {rescale:.2f} of the speed, and an eighth of the exponentials by polynomial "
+        f"{polynomial:.2f} (causal, head_dim 128, 16384 tokens). The ideas are "
         "meant for Blackwell, whose tensor cores are faster while its exponentials are not.\n"
     )
 
@@ -78,8 +78,8 @@ def lessons(document: Document) -> str:
 
     fa3, fa4 = shares("fa3-hopper", "fa3"), shares("fa4-hopper", "fa4")
     return (
-        "The lessons' forwards have these shares of the rates of the kernels with every option, "
-        f"causal and full, at head_dim 128 and 8192 tokens: FA1 {shares('fa1', 'fa1')}, FA2 "
+        "Lessons reach these fractions of the forward's rate with every option, causal and full, "
+        f"at head_dim 128 and 8192 tokens: FA1 {shares('fa1', 'fa1')}, FA2 "
         f"{shares('fa2', 'fa2')}, FA3 on Hopper {fa3}, FA4 on Hopper, with both ideas on, {fa4}. "
         f"{source(document, 'lessons')}\n"
     )
