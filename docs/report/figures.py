@@ -1,4 +1,4 @@
-"""Figures of the transformer: the losses of training, and generation."""
+"""Figures of the transformer: the losses of training, generation, and the gap of GRPO."""
 
 import statistics
 from typing import Any
@@ -99,7 +99,29 @@ def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
     return figure
 
 
+def gaps(document: Document) -> list[tuple[str, list[tuple[int, float]]]] | None:
+    """Each run with its largest gap in every step that learned: [(name, [(step, nats)])]."""
+    found = []
+    for row in rows_of(document, "run"):
+        points = [(step, x) for step, x in enumerate(row["gap_max"], 1) if x is not None]
+        found.append(("--exact" if row["exact"] else f"ordinary, seed {row['seed']}", points))
+    return found or None
+
+
+def draw_gaps(runs: list[tuple[str, list[tuple[int, float]]]]) -> Figure:
+    """The gap over the steps, a point for each."""
+    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
+    ax = figure.subplots()
+    for (name, points), marker, colour in zip(runs, MARKERS, ["black", *COLOURS]):
+        ax.plot(*zip(*points), marker, color=colour, markersize=3, gid=name, label=name)
+    ax.set(xlabel="step", ylabel="nats")
+    ax.set_title("Largest gap of sampler and trainer", loc="left")
+    ax.legend(frameon=False)
+    return figure
+
+
 FIGURES = {
     "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
     "generation": Plot("transformer", generation_data, draw_generation),
+    "gap": Plot("transformer", gaps, draw_gaps),
 }

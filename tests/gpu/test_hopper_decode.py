@@ -17,7 +17,7 @@ pytestmark = on_hopper
 LENGTHS = [3000, 1, 64, 65, 0, 1777, 128, 2]
 CONFIGS = [
     DecodeConfig(), DecodeConfig(slots=2), DecodeConfig(64, 1), DecodeConfig(128, 1),
-    DecodeConfig(128, 2), DecodeConfig(ahead=True),
+    DecodeConfig(128, 2),
 ]  # fmt: skip
 inputs = partial(
     random_inputs, "cuda", M=1, N=3000, heads=8, kv_heads=2, batch=8, head_dim=128,

@@ -52,15 +52,12 @@ class DecodeConfig:
         programs: of a multiprocessor at the same time; 1 or 2.
         slots: of the ring, each for a block of K or of V; see `SLOTS`.
         split: keys of a split, whole blocks; 0: shares fill the GPU.
-        ahead: start S of the next block before the softmax of this one, for which registers suffice
-            up to 64 dims without ALiBi. No bit depends on it.
     """
 
     block_kv: int = 64
     programs: int = 2
     slots: int = 4
     split: int = 0
-    ahead: bool = False
 
 
 counters = Counters(MOST_COUNTERS, launches=1024)
@@ -80,9 +77,8 @@ def default_config(request: Request) -> DecodeConfig:
     if not request.batch_invariant:
         return DecodeConfig(programs=programs, slots=SLOTS[panels])
     return DecodeConfig(
-        forward_config(request).block_kv, programs, EXACT_SLOTS[panels], totals.SPLIT_KEYS,
-        ahead=panels == 1 and request.alibi_slopes is None
-    )  # fmt: skip
+        forward_config(request).block_kv, programs, EXACT_SLOTS[panels], totals.SPLIT_KEYS
+    )
 
 
 def left_to_gathering(request: Request) -> str | None:
@@ -213,7 +209,6 @@ def forward(
         "PANELS_V": panels_v,
         "BATCH": 0 if split else max(SCANNED, 1 << (batch - 1).bit_length()),
         "SPLIT": split,
-        "AHEAD": config.ahead,
     }
     numbers = (
         *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),

@@ -20,9 +20,7 @@ What changes.
   head use a few. The products of the other rows are wasted, and cost nothing: a block of 64 keys at
   head_dim 128 takes the memory 1800 cycles of a multiprocessor, and its two products 512.
 * Blocks are visited from the last one to the first, as in the forward: with batch_invariant a
-  share is one split of a fixed size (`totals.py`), and its bits are those of a prefill. A long
-  sequence has few splits, whose consumers the memory waits for, not they for it. Up to head_dim 64,
-  where registers suffice, they compute S of the next block during a softmax.
+  share is one split of a fixed size (`totals.py`), and its bits are those of a prefill.
 * The shares of the work are otherwise those of `fa2/stream_k.py`, found by each program on the
   GPU. Of a sequence that is cut, the program that comes last combines the pieces (`pieces.py`),
   where FA2 launches a kernel that waits for all programs.
@@ -192,95 +190,54 @@ def load_queries(problem, q, q_tile, sequence):
 
 
 @gluon.jit
-def multiply_qk(problem, ring, stage, q_tile):
-    """Start S of the block of K in a slot."""
-    layout: gl.constexpr = accumulator_layout(problem.BLOCK_KV)
-    ring.slots.wait(stage)
-    s = gl.zeros([WARPGROUP_ROWS, problem.BLOCK_KV], gl.float32, layout)
-    for panel in gl.static_range(ring.PANELS_K):
-        k_panel = ring.panel(stage, panel).permute((1, 0))
-        s = warpgroup_mma(q_tile.index(panel), k_panel, s, use_acc=panel > 0, is_async=True)
-    return s
-
-
-@gluon.jit
-def scores(problem, ring, stage, q_tile):
-    """S of the block of K in a slot, and the next stage."""
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(problem, ring, stage, q_tile)])
-    ring.slots.release(stage)
-    return s, stage.next()
-
-
-@gluon.jit
-def fold_block(
-    problem, ring, stage, queries, piece, block, s, acc, row_max, row_sum, q_tile,
-    AHEAD: gl.constexpr
-):  # fmt: skip
-    """Fold a block's scores s and V into the state: (acc by panels, row_max, row_sum, next stage,
-    s). Ahead, that s is the next block's, whose product is started before the softmax.
-    """
-    o_layout: gl.constexpr = accumulator_layout(PANEL)
-    tokens = acc[:0]
-    if AHEAD:
-        tokens = (multiply_qk(problem, ring, stage.next(), q_tile),)
-    s = problem.scored(s, queries, block)
-    if (block < piece.full_begin) | (block >= piece.full_end):
-        s = problem.masked(s, queries, block)
-    p, row_max, row_sum, alpha = softmax_step(
-        s, row_max, row_sum, problem.mods.scale_log2, 0.0, 1.0, False
-    )
-    p = gl.convert_layout(p.to(q_tile.dtype), operand_layout(o_layout), assert_trivial=True)
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, o_layout), assert_trivial=True)
-    ring.slots.wait(stage)
-    for panel in gl.static_range(ring.PANELS_V):
-        rescaled = acc[panel] * alpha[:, None]
-        token = warpgroup_mma(p, ring.panel(stage, panel), rescaled, is_async=True)
-        tokens = tokens + (token,)
-    results = waited(tokens)
-    ring.slots.release(stage)
-    stage = stage.next()
-    if AHEAD:
-        ring.slots.release(stage)
-        return results[1:], row_max, row_sum, stage.next(), results[0]
-    else:
-        return results, row_max, row_sum, stage, s
-
-
-@gluon.jit
-def waited(tokens):
-    """The results of all products that are in flight."""
-    if len(tokens) == 1:
-        return (warpgroup_mma_wait(0, deps=tokens),)
-    else:
-        return warpgroup_mma_wait(0, deps=tokens)
-
-
-@gluon.jit
 def attend_piece(problem, ring, stage, q_tile, queries, piece, row_max, row_sum):
     """Fold the blocks of a piece into the state: (acc by panels, row_max, row_sum, next stage)."""
+    s_layout: gl.constexpr = accumulator_layout(problem.BLOCK_KV)
     o_layout: gl.constexpr = accumulator_layout(PANEL)
+    operand: gl.constexpr = operand_layout(o_layout)
     acc = ()
     for _ in gl.static_range(ring.PANELS_V):
         acc = acc + (gl.zeros([WARPGROUP_ROWS, PANEL], gl.float32, o_layout),)
-    last = piece.begin
-    if problem.AHEAD:
-        if piece.end > last:
-            s, stage = scores(problem, ring, stage, q_tile)
-            for block in range(piece.end - 1, last, -1):
-                acc, row_max, row_sum, stage, s = fold_block(
-                    problem, ring, stage, queries, piece, block, s, acc, row_max, row_sum, q_tile,
-                    True
-                )  # fmt: skip
-            acc, row_max, row_sum, stage, s = fold_block(
-                problem, ring, stage, queries, piece, last, s, acc, row_max, row_sum, q_tile, False
-            )
-    else:
-        for block in range(piece.end - 1, last - 1, -1):
-            s, stage = scores(problem, ring, stage, q_tile)
-            acc, row_max, row_sum, stage, s = fold_block(
-                problem, ring, stage, queries, piece, block, s, acc, row_max, row_sum, q_tile, False
-            )
+    for block in range(piece.end - 1, piece.begin - 1, -1):
+        ring.slots.wait(stage)
+        s = gl.zeros([WARPGROUP_ROWS, problem.BLOCK_KV], gl.float32, s_layout)
+        for panel in gl.static_range(ring.PANELS_K):
+            k_panel = ring.panel(stage, panel).permute((1, 0))
+            s = warpgroup_mma(
+                q_tile.index(panel), k_panel, s, use_acc=panel > 0, is_async=True
+            )  # fmt: skip
+        s = warpgroup_mma_wait(0, deps=[s])
+        ring.slots.release(stage)
+        stage = stage.next()
+        s = problem.scored(s, queries, block)
+        if (block < piece.full_begin) | (block >= piece.full_end):
+            s = problem.masked(s, queries, block)
+        p, row_max, row_sum, alpha = softmax_step(
+            s, row_max, row_sum, problem.mods.scale_log2, 0.0, 1.0, False
+        )
+        p = gl.convert_layout(p.to(q_tile.dtype), operand, assert_trivial=True)
+        alpha = gl.convert_layout(alpha, gl.SliceLayout(1, o_layout), assert_trivial=True)
+        ring.slots.wait(stage)
+        tokens = ()
+        for panel in gl.static_range(ring.PANELS_V):
+            rescaled = acc[panel] * alpha[:, None]
+            token = warpgroup_mma(p, ring.panel(stage, panel), rescaled, is_async=True)
+            tokens = tokens + (token,)
+        acc = waited(tokens, ring.PANELS_V)
+        ring.slots.release(stage)
+        stage = stage.next()
     return acc, row_max, row_sum, stage
+
+
+@gluon.jit
+def waited(tokens, PANELS: gl.constexpr):
+    """The results of all products that are in flight."""
+    if PANELS == 1:
+        return (warpgroup_mma_wait(0, deps=[tokens[0]]),)
+    elif PANELS == 2:
+        return warpgroup_mma_wait(0, deps=[tokens[0], tokens[1]])
+    else:
+        return warpgroup_mma_wait(0, deps=[tokens[0], tokens[1], tokens[2], tokens[3]])
 
 
 @gluon.jit
@@ -314,7 +271,7 @@ def decode_kernel(
     LENGTHS: gl.constexpr, STARTS: gl.constexpr, CUTS: gl.constexpr, LEFT: gl.constexpr,
     RIGHT: gl.constexpr, CAP: gl.constexpr, ALIBI: gl.constexpr, SINK: gl.constexpr,
     BLOCK_KV: gl.constexpr, SLOTS: gl.constexpr, SLOT_PANELS: gl.constexpr, PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr, BATCH: gl.constexpr, SPLIT: gl.constexpr, AHEAD: gl.constexpr
+    PANELS_V: gl.constexpr, BATCH: gl.constexpr, SPLIT: gl.constexpr
 ):  # fmt: skip
     """One program per key head and share: a warp that loads and four that compute."""
     keys = KeyRows(
@@ -329,7 +286,7 @@ def decode_kernel(
     problem = DecodeProblem(
         keys, mods, gl.program_id(0) % kv_heads, gl.to_tensor(q_length), kv_heads,
         gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(shares), GROUP, LEFT,
-        RIGHT, BLOCK_KV, k.block_type.shape[-2], SPLIT, SINK and SPLIT > 0, AHEAD
+        RIGHT, BLOCK_KV, k.block_type.shape[-2], SPLIT, SINK and SPLIT > 0
     )  # fmt: skip
     if SPLIT > 0:
         share = problem.find_split(gl.program_id(0) // kv_heads)

@@ -145,7 +145,6 @@ class DecodeProblem:
     BOX: gl.constexpr  # keys of a box, some of which make a block
     SPLIT: gl.constexpr  # blocks of a split; 0: shares are as long as fill the GPU
     SINK_LAST: gl.constexpr  # a sink is merged behind all splits
-    AHEAD: gl.constexpr  # S of the next block is started before the softmax of this one
 
     @gluon.jit
     def blocks(self, length):
