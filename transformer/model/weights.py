@@ -245,6 +245,7 @@ def save_model(
     with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
         json_file.write_text(json.dumps(config, indent=2) + "\n")
         save_file(weights, file, metadata={"format": "pt"})
+        file.chmod(json_file.stat().st_mode)  # safetensors lets nobody else read it
 
 
 def save_trained(
@@ -256,13 +257,14 @@ def save_trained(
     folder.mkdir(parents=True, exist_ok=True)
     for path in text_files(source):
         with writing(folder / path.name):
-            shutil.copy(path, folder)
+            shutil.copyfile(path, folder / path.name)
     save_model(model, folder, dtype, read_json(source / "config.json"))
 
 
 def text_files(folder: Path) -> list[Path]:
     """The files of a checkpoint by which it reads and writes text, those that are there."""
-    return [x for name in TEXT_FILES for x in folder.glob(name) if x.name not in (CONFIG, INDEX)]
+    others = (CONFIG, INDEX, ADAPTER)
+    return [x for name in TEXT_FILES for x in folder.glob(name) if x.name not in others]
 
 
 def eos_token_ids(folder: str | Path, own: int | None = None) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def test_linear(device, dtype, tokens, outputs, width):
 
 
 def test_the_sum_takes_the_place_of_the_residual(device):
-    """The same bits either way; of several tokens the result takes its place."""
+    """Where tokens are several."""
     x = random(5, 40, dtype=torch.float32, device=device)
     weight = weight_of(24, 40, torch.float32, device)
     residual = random(5, 24, dtype=torch.float32, device=device)

@@ -61,12 +61,19 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, value):
 
 
 def test_a_trained_model_gets_the_files_of_its_checkpoint(tmp_path):
-    """Also one that is no text; not the index of weights that lay apart."""
+    """Also one that is no text; not the index of weights that lay apart, nor an adapter's config,
+    whose weights transformers would look for. Others can read all files, and we can replace them.
+    """
     save_model(make_model(), tmp_path / "source")
     files = {"tokenizer.model": b"\xff\x00", "added_tokens.json": b"{}"}
-    for name, content in {**files, weights.INDEX: b"{}", "notes.txt": b""}.items():
+    others = (weights.INDEX, weights.ADAPTER, "notes.txt")
+    for name, content in {**files, **dict.fromkeys(others, b"{}")}.items():
         (tmp_path / "source" / name).write_bytes(content)
+        (tmp_path / "source" / name).chmod(0o444)
+    (tmp_path / "new").touch()
     weights.save_trained(make_model(), tmp_path / "source", tmp_path / "out")
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
     found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert found.keys() == files.keys() | {"config.json", weights.WEIGHTS}
     assert files.items() <= found.items()

@@ -47,8 +47,9 @@ NUMBERS = {
     **{name: name for name in MULTIPLIERS},
 }
 SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # may be null
-NULL = ("sliding_window", "rms_norm_eps", *NUMBERS)  # null is not the default
 COUNTS = ("num_experts", "num_local_experts")  # transformers 5 takes them for the same
+EXPERTS = (*COUNTS, "num_experts_per_tok", "moe_intermediate_size")
+NULL = ("sliding_window", "rms_norm_eps", *NUMBERS, *EXPERTS)  # null is not the default
 
 # Keys of all families, and their values where they are not given.
 KEYS: Data = {
