@@ -326,7 +326,7 @@ def sums_run(steps, seed, exactly, device, seconds):
         except subprocess.TimeoutExpired:
             pass
         except subprocess.CalledProcessError as error:
-            raise RuntimeError(error.stderr.strip().splitlines()[-1]) from error
+            raise RuntimeError(error.stderr.strip().rpartition("\n")[2]) from error
         lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
     taken = [x for x in lines if "step" in x]
     gaps = [x["gap_max"] for x in taken if "gap_max" in x]  # none where no group taught anything
