@@ -248,8 +248,9 @@ print("layers, heads, queries, keys:", tuple(weights.shape))
 
 # %% [markdown]
 # Each line of the worked sum begins with two digits that the model has to copy from the question. Does a head do this
-# copying? For each head we count the copied digits whose original has the largest weight of all tokens, in the step
-# that writes the copy.
+# copying? It can look at the original, or at the token right of it: that token sees the original, so its vector may
+# hold what stands before it. For each head we count the copied digits for which one of these two has the largest weight
+# of all tokens, in the step that writes the copy.
 
 # %%
 plus = names.index("+")  # of the question
@@ -257,25 +258,31 @@ breaks = [n for n in range(answer_at, len(names)) if names[n] in ("<think>", "â†
 copied = {}  # place of a digit that is copied -> place of the digit in the question
 for column, begin in enumerate(breaks[:-1]):
     copied[begin + 1], copied[begin + 3] = plus - 1 - column, plus + 3 - column
-hits_of_heads = [weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]
-on_original = torch.stack(hits_of_heads).sum(0)
+looked_at = torch.stack([weights[:, :, n - 1].argmax(-1) - at for n, at in copied.items()])
+near_original = ((looked_at == 0) | (looked_at == 1)).sum(0)
 print(f"of {len(copied)} copied digits, a row for each layer, a column for each head:")
-print(on_original)
-LAYER, HEAD = divmod(int(on_original.argmax()), config.num_heads)
-share = torch.stack([weights[LAYER, HEAD, n - 1, at] for n, at in copied.items()]).mean()
-others = on_original.flatten().sort(descending=True).values[1]
+print(near_original)
+LAYER, HEAD = divmod(int(near_original.argmax()), config.num_heads)
+share = torch.stack([weights[LAYER, HEAD, n - 1, at : at + 2].sum() for n, at in copied.items()])
+others = near_original.flatten().sort(descending=True).values[1]
+right_of_it = torch.tensor(list(copied.values()))[looked_at[:, LAYER, HEAD] == 1] + 1
+before = weights[:LAYER, :, right_of_it, right_of_it - 1].mean(-1)  # (layers, heads)
 display(
     Markdown(
-        f"Head {HEAD + 1} of layer {LAYER + 1} looks most at the original of"
-        f" **{on_original.max()} of {len(copied)}** digits, with {share:.0%} of its attention on"
-        f" average. The next best head does so for {others}."
+        f"Head {HEAD + 1} of layer {LAYER + 1} looks most at the original or right of it for"
+        f" **{near_original.max()} of {len(copied)}** digits, with {share.mean():.0%} of its"
+        f" attention on the two. The next best head does so for {others}. Where it looks right"
+        f" of the original, a head of an earlier layer has {before.max():.0%} of that token's attention"
+        " on the original."
     )
 )
-checked("one_head_copies", on_original.max() >= len(copied) - 1 and others < len(copied) / 2)
+checked("one_head_copies", near_original.max() >= len(copied) - 1 and others < len(copied) / 2)
+checked("an_earlier_head_looks_back", before.max() > 0.4)
 
 # %% [markdown]
-# One head looks most at the original for all copied digits or all but one, and every other head does so for less than
-# half of them. The weights of the first, for all tokens that the model wrote:
+# One head looks there for all copied digits or all but one, and every other head does so for less than half of them. It
+# can read the digit from the token right of it, because a head of an earlier layer looks one token back. The weights of
+# the copying head, for all tokens that the model wrote:
 
 # %%
 first = names.index("W")
@@ -300,13 +307,13 @@ ax.set_title(f"attention weights, layer {LAYER + 1}, head {HEAD + 1}: white 0, d
 plt.tight_layout()
 plt.show()
 seen = {n: int(weights[LAYER, HEAD, n - 1].argmax()) for n in expected}
-hits = {n: seen[n] == source for n, source in expected.items()}
+hits = {n: seen[n] - source in ((0, 1) if n in copied else (0,)) for n, source in expected.items()}
 display(
     Markdown(
-        f"The largest weight of a row is on the marked token for {sum(hits[n] for n in copied)} of"
-        f" {len(copied)} digits that are copied from the question, and for"
-        f" {sum(hits[n] for n in expected if n not in copied)} of {len(expected) - len(copied)} digits"
-        " of the answer."
+        "The largest weight of a row is on the marked token or right of it for"
+        f" {sum(hits[n] for n in copied)} of {len(copied)} digits that are copied from the question, and"
+        f" on the marked token for {sum(hits[n] for n in expected if n not in copied)} of"
+        f" {len(expected) - len(copied)} digits of the answer."
     )
 )
 checked("looks_at_what_it_copies", sum(hits[n] for n in copied) >= len(copied) - 1)
@@ -316,8 +323,8 @@ checked("looks_at_what_it_copies", sum(hits[n] for n in copied) >= len(copied) -
 # square marks the token that a careful person would copy: a digit of the question, or, for the answer, the last digit
 # of a line, from the lowest line up.*
 #
-# When the model copies a digit of the question, this head looks at the original, with at most one exception. It was not
-# programmed to do so; the training formed it.
+# When the model copies a digit of the question, this head looks at the original or right of it, with at most one
+# exception. It was not programmed to do so; the training formed it.
 #
 # **Predict.** Before the model writes the first digit of the answer, which token has most of this head's attention?
 # Write what is in its line up to that token, such as `"7+6+0=1"`.
