@@ -245,20 +245,20 @@ def save_model(
     with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
         json_file.write_text(json.dumps(config, indent=2) + "\n")
         save_file(weights, file, metadata={"format": "pt"})
-        file.chmod(json_file.stat().st_mode)  # safetensors lets nobody else read it
+        file.chmod(json_file.stat().st_mode)  # safetensors writes it for its owner alone
 
 
 def save_trained(
     model: Transformer, source: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write a model as the checkpoint lies that it was trained on: with its config.json, and the
-    files by which it reads and writes text.
+    """Write a trained model with the config.json and the tokenizer's files of `source`, the
+    checkpoint that it was trained on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in text_files(source):
         with writing(folder / path.name):
             shutil.copyfile(path, folder / path.name)
-    save_model(model, folder, dtype, read_json(source / "config.json"))
+    save_model(model, folder, dtype, read_json(source / CONFIG))
 
 
 def text_files(folder: Path) -> list[Path]:
