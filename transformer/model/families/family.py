@@ -89,7 +89,7 @@ class Family:
     layout: Callable[[Shapes], Layout] = one_by_one
 
     def filled(self, data: Data) -> Data:
-        """The content of a config.json, with the keys that it leaves out."""
+        """The content of a config.json, with the defaults of what it leaves out."""
         given = {k: v for k, v in data.items() if v not in (None, {}) or k in NULL}
         for key, other in permutations(COUNTS):
             if other in given:

@@ -15,7 +15,7 @@ from transformer.model.rope import Rope, read_key
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-Data = dict[str, Any]  # the content of a config.json, with the keys that it leaves out
+Data = dict[str, Any]  # the content of a config.json, with the defaults of what it leaves out
 
 
 def windows_in_last_layers(data: Data, num_layers: int) -> list[bool]:
