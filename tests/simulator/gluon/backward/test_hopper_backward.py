@@ -11,7 +11,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.gluon.machine import ORDERS, using
 from flash_versions.versions.fa3.hopper.backward import host
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
@@ -83,6 +83,15 @@ def test_tiles_without_queries_between_others(seed, monkeypatch):
     k, v = torch.randn(2, sum(k_lengths), 1, 64, dtype=torch.bfloat16)
     with using(order=ORDERS["late products"]._replace(seed=seed)):
         check_gradients(USUAL, q, k, v, cu_seqlens_q=bounds[0], cu_seqlens_k=bounds[1])
+
+
+@in_turn("D", [64, 128, 160, 192, 256])
+def test_tiles_whose_blocks_are_divided(D, order):
+    """Some tiles of both heads, of each kind of kernel; a part may have no block."""
+    for M, causal in ((200, False), (200, True), (60, True)):
+        inputs = qkv(M, 300, 2, D, kv_heads=2)
+        config = replace(default_config(make_request(*inputs)), parts=2, cut=(1, 4))
+        check_gradients(config, *inputs, causal=causal)
 
 
 def test_sections_of_heads(monkeypatch):

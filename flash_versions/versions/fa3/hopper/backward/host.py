@@ -31,7 +31,7 @@ COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
-    "batch_lines", "head_lines", "spanned_blocks",
+    "batch_lines", "head_lines", "spanned_blocks", "first_cut", "cut",
 ]  # fmt: skip
 
 
@@ -127,9 +127,10 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
     numbers = (
-        length, kv_length, kv_heads * config.parts, kv_batch, heads_of_section(request, config),
-        *window_bounds(request), request.scale, *score_scales(request),
-        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
+        length, kv_length, kv_heads * config.group_parts, kv_batch,
+        heads_of_section(request, config), *window_bounds(request), request.scale,
+        *score_scales(request), 0 if request.cu_seqlens_k is not None else kv_length,
+        *slopes_strides(request), *lines, *(config.cut or (None, None))
     )  # fmt: skip
     if request.cu_seqlens_q is not None:
         length = config.padded_length(length + request.batch * config.block_q)
@@ -149,7 +150,9 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
 
 def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
-    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
+    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.group_parts
+    if config.cut is not None:
+        programs += config.cut[1] * (config.parts - 1)
     if config.kind != "narrow" or config.scheduler == "grid":
         return programs
     return min(programs, devices[request.q.device].num_sms)
@@ -172,7 +175,7 @@ def make_plan(
         config,
         {
             **window_constants(request, config.block_kv),
-            "GROUP": request.group // config.parts,
+            "GROUP": request.group // config.group_parts,
             # Intervals begin and end where they like, as a window with both bounds does.
             **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
             "RAGGED": request.is_ragged,

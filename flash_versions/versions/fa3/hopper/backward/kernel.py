@@ -193,7 +193,7 @@ def backward_kernel(
     counters, plan, slopes, bounds, spans, turns, sums, arrivals,
     q_length, kv_length, kv_heads, batch, section, window_left, window_right,
     scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
-    batch_lines, head_lines, spanned_blocks,
+    batch_lines, head_lines, spanned_blocks, first_cut, cut,
     GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr,
     CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
     SPANS: gl.constexpr, ORDERED: gl.constexpr, EXP2: gl.constexpr, SHARE: gl.constexpr,
@@ -217,12 +217,16 @@ def backward_kernel(
         bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
     )
     none = gl.to_tensor(0)  # of no tile yet
+    BY_BLOCKS: gl.constexpr = cut is not None
+    if not BY_BLOCKS:
+        first_cut, cut = 0, 0
     problem = KeyProblem(
         plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), none, gl.to_tensor(kv_apart),
         none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        gl.to_tensor(cap_scale), gl.to_tensor(first_cut), gl.to_tensor(cut), none, GROUP, PARTS,
+        BY_BLOCKS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
         BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)

@@ -50,8 +50,12 @@ class KeyProblem:
     scale: gl.tensor
     scale_log2: gl.tensor
     cap_scale: gl.tensor
+    first_cut: gl.tensor  # the first tile of those whose blocks are divided, if BY_BLOCKS
+    cut: gl.tensor  # how many these are
+    piece: gl.tensor  # which of their programs has this tile
     GROUP: gl.constexpr
-    PARTS: gl.constexpr  # of a group
+    PARTS: gl.constexpr  # of a group, or of a tile's blocks
+    BY_BLOCKS: gl.constexpr
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
@@ -67,12 +71,23 @@ class KeyProblem:
     def own(self, tile):
         """What a tile of this number is: (the problem of its sequence, first key, key head,
         sequence, first block of queries, end of these blocks, number of query heads, whether it is
-        divided). `share` divides tiles.
+        divided). `share` divides tiles; BY_BLOCKS, programs are tiles but for those that are cut.
         """
+        piece, divided = tile, False
+        if self.BY_BLOCKS:
+            piece = tile - self.first_cut
+            divided = (piece >= 0) & (piece < self.cut * self.PARTS)
+            beyond = gl.where(piece < 0, tile, tile - self.cut * (self.PARTS - 1))
+            tile = gl.where(divided, self.first_cut + piece // self.PARTS, beyond)
         mine, key, kv_head, sequence = self.locate(tile)
         begin, _, _, end = mine.blocks(key, self.BLOCK_KV)
-        heads, divided = self.GROUP, False
-        if self.PARTS > 1:
+        heads = self.GROUP
+        if self.BY_BLOCKS:
+            mine = replaced(mine, piece=piece)
+            first, part = begin, piece % self.PARTS
+            begin = gl.where(divided, first + (end - first) * part // self.PARTS, begin)
+            end = gl.where(divided, first + (end - first) * (part + 1) // self.PARTS, end)
+        elif self.PARTS > 1:
             heads, end, divided = mine.share(kv_head, begin, end)
         return mine, key, kv_head, sequence, begin, end, heads, divided
 
@@ -82,7 +97,8 @@ class KeyProblem:
         if self.RAGGED:
             return planned_tiles(self.plan) * self.kv_heads
         else:
-            return gl.cdiv(self.kv_length, self.BLOCK_KV) * self.kv_heads * self.batch
+            tiles = gl.cdiv(self.kv_length, self.BLOCK_KV) * self.kv_heads * self.batch
+            return tiles + self.cut * (self.PARTS - 1) if self.BY_BLOCKS else tiles
 
     @gluon.jit
     def locate(self, tile):
@@ -165,7 +181,7 @@ class KeyProblem:
     @gluon.jit
     def whole(self, kv_head):
         """The key head of a part of its group."""
-        if self.PARTS > 1:
+        if self.PARTS > 1 and not self.BY_BLOCKS:
             return kv_head // self.PARTS
         else:
             return kv_head
@@ -194,7 +210,7 @@ class KeyProblem:
             tile += self.kv_first // self.BLOCK_KV + self.sequence
         else:
             tile += self.sequence * gl.cdiv(self.kv_length, self.BLOCK_KV)
-        return tile * self.kv_heads + kv_head
+        return self.piece if self.BY_BLOCKS else tile * self.kv_heads + kv_head
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):
