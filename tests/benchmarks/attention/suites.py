@@ -1,6 +1,7 @@
 """Attention on a Hopper GPU, by suites: checked, then timed; writes JSON.
 
     python -m tests.benchmarks.attention.suites "dense, random" --out FILE [--only NAME ...]
+    python -m tests.benchmarks.attention.suites "dense, random" --out FILE --seed 7
 
 A suite has problems, by name. A problem has one or more groups of calls. First, processes side by
 side compute a small version of each problem and hold the results of the versions against their
@@ -12,6 +13,7 @@ wrong is not timed. Then the calls of a group take turns, each as a CUDA graph w
 import math
 import os
 import random
+import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -50,6 +52,8 @@ FEW = 2000  # tokens of packed sequences that are checked
 MEANS = (256, 512, 1024, 2048, 4096)  # of the lengths of packed sequences
 PROMPT, ANSWERS = 2048, [256] * 16
 WAYS = ("forward", "backward")
+DEFAULT = {"forward": "fa4", "backward": "fa3"}  # the versions that `attention` takes
+SEED, DRAWN = 1000, 16  # numbers of a seed, of which so many are shapes
 ROUNDS = 12
 
 
@@ -177,14 +181,19 @@ def calls(about, functions, given, ways=WAYS, ours=True):
 def dense(name, small):
     """A shape that is drawn from its number: every head dim, group and mask comes up equally often.
     A causal mask has as many keys as queries, or more; torch aligns it at the top left, so cuDNN
-    has none of these.
+    has none of these. From SEED on all is drawn, also few heads and short rows.
     """
     number, rng = int(name), random.Random(int(name))
-    keys = round(math.exp(rng.uniform(math.log(500), math.log(20000))))
-    queries = keys if rng.random() < 0.7 else rng.randint(500, keys)
-    head_dim, group = (64, 96, 128, 192, 256)[number % 5], (1, 2, 4, 8)[number // 5 % 4]
+    least = 500 if number < SEED else 200
+    keys = round(math.exp(rng.uniform(math.log(least), math.log(20000))))
+    queries = keys if rng.random() < 0.7 else rng.randint(least, keys)
+    dims, groups, causal = (64, 96, 128, 192, 256), (1, 2, 4, 8), number % 2 > 0
+    head_dim, group = dims[number % 5], groups[number // 5 % 4]
     heads = max(group, HIDDEN // head_dim // group * group)
-    batch, causal, equal = max(1, round(TOKENS / keys)), number % 2 > 0, queries == keys
+    batch, equal = max(1, round(TOKENS / keys)), queries == keys
+    if number >= SEED:
+        head_dim, group, batch = rng.choice(dims), rng.choice(groups), rng.randint(1, 4)
+        heads = group * rng.randint(1, 32 // group)
     if small:  # the same remainders
         queries, keys = (n if n < 1024 else 512 + n % 512 for n in (queries, keys))
         batch, heads, keys = 1, group, queries if equal else queries + keys
@@ -661,6 +670,28 @@ def of_peers(rows):
     return rows
 
 
+def against_peers(rows):
+    """Lines that say how many times as fast the default is as the better peer: by shape, and of a
+    pass the geometric mean and the worst.
+    """
+    found = {way: {} for way in WAYS}
+    for row in (x for x in rows if "ms_p50" in x):
+        shape = tuple(row[x] for x in ("batch", "queries", "keys", "heads", "group", "head_dim"))
+        times = found[row["pass"]].setdefault((*shape, "causal" if row["causal"] else "full"), {})
+        times[row["version"]] = row["ms_p50"]
+    for way, shapes in found.items():
+        yield f"{way}: batch, queries, keys, heads, group, head_dim, mask: ratio to"
+        ratios = []
+        for shape, times in shapes.items():
+            theirs = min((x for x in times if x not in OURS), key=times.get, default=None)
+            if theirs and DEFAULT[way] in times:
+                ratios.append(times[theirs] / times[DEFAULT[way]])
+                yield f"  {', '.join(map(str, shape))}: {ratios[-1]:.3f} {theirs}"
+        if ratios:
+            mean, worst = statistics.geometric_mean(ratios), min(ratios)
+            yield f"  {len(ratios)} shapes: geometric mean {mean:.3f}, worst {worst:.3f}"
+
+
 def measure(suite, name):
     """The rows of a problem."""
     for group in SUITES[suite][1](name, False):
@@ -706,8 +737,13 @@ def main():
     made = parser(__doc__, seconds=300, device=False)
     made.add_argument("suite", choices=SUITES)
     made.add_argument("--only", nargs="+", metavar="NAME", help="problems whose names contain one")
+    made.add_argument("--seed", type=int, help='of other shapes of "dense, random"')
     options = made.parse_args()
     names = SUITES[options.suite][0]
+    if options.seed is not None:
+        if options.suite != "dense, random" or options.seed < 1:
+            made.error('--seed fits "dense, random", and is 1 or more')
+        names = [str(options.seed * SEED + i) for i in range(DRAWN)]
     if options.only:
         names = [x for x in names if any(part in (x, *x.split()) for part in options.only)]
     document = new_document(libraries=("flash-attn-4",) * peers.installed("flash_attn.cute"))
@@ -715,6 +751,8 @@ def main():
     for name in in_time([x for x in names if x not in document["failed"]], options.seconds):
         for rows in measure(options.suite, name):
             keep(document, options.out, rows)
+    if options.suite == "dense, random":
+        print(*against_peers(document["rows"]), sep="\n")
     return bool(document["failed"])
 
 
