@@ -6,7 +6,7 @@ in the place of two).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -107,7 +107,6 @@ SUITES = {
         for kilo, batches in {4: (64, 128), 8: (16, 64, 1), 32: (16, 1), 128: (4, 1)}.items()
         for B in batches
     ],
-    "ablation backward": table((4096, 16384), (128, 64)),
     "quick": [
         prefill(4096, 128, False),
         prefill(4096, 128, True),
@@ -123,7 +122,6 @@ ABOUT = {
     "ablation fp8": "forward of FP8 inputs, a version against itself with one thing changed",
     "quantize": "q, k and v to FP8, as a share of a copy's bandwidth",
     "backward": "gradients, the shapes of the table from 1k on",
-    "ablation backward": "gradients, a version against itself with one thing changed",
     "decode": "one query, grouped heads, a long cache or many sequences",
     "quick": "forward, a few shapes of the table, under a minute",
 }
@@ -223,16 +221,6 @@ def ablated(shape: Shape) -> Iterator[Competitor]:
                 yield Competitor(function=partial(forward, changed, shape.causal), **about)
 
 
-def ablated_backward(shape: Shape) -> Iterator[Competitor]:
-    """Versions whose backward has variants, each followed by them."""
-    for name, version in VERSIONS.items():
-        if version.backward_variants:
-            for about, backward in variants(name, version.backward, version.backward_variants):
-                # Without kinds: a plan that is found by them would be the version's own.
-                changed = replace(version, backward=backward, kind_of=lambda request: None)
-                yield Competitor(function=partial(differentiable, changed, shape.causal), **about)
-
-
 def ablated_fp8(shape: Shape) -> Iterator[Competitor]:
     """Versions that compute in FP8, each followed by its variants, on inputs scaled by heads: block
     scales add the same to all of them.
@@ -292,7 +280,6 @@ def for_copy(q, k, v) -> Tensors:
 # Suites in which others compete than all versions and peers in bf16: what makes them, the peers.
 OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]]] = {
     "ablation": (ablated, ("cudnn",)),
-    "ablation backward": (ablated_backward, ("cudnn",)),
     "ablation fp8": (ablated_fp8, ("cudnn fp8",)),
     "fp8": (in_both_precisions, ("cudnn", "cudnn fp8")),
     "quantize": (quantizers, ()),

@@ -72,7 +72,6 @@ class Version:
             and all that they are compiled for; None: it is asked anew for each request. Not the
             lengths: requests of one kind have one plan.
         variants: the forward with one thing changed, by name: what the ablation measures.
-        backward_variants: the same of the backward.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
             are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
             are read. `forward` may choose a faster kernel. None for a version without FP8.
@@ -92,7 +91,6 @@ class Version:
     num_statistics: int = 0
     kind_of: Callable[[Request], tuple | None] = lambda request: None
     variants: Mapping[str, Forward] = field(default_factory=dict)
-    backward_variants: Mapping[str, Backward] = field(default_factory=dict)
     forward_quantized: ForwardQuantized | None = None
     fp8_variants: Mapping[str, ForwardQuantized] = field(default_factory=dict)
     inexact: str | None = "its sums follow the shape of the call"

@@ -115,10 +115,6 @@ def test_the_kernels_for_hopper_are_asynchronous(group):
     assert list(found) == [x for x in CALLS[group] if not x.startswith(("fa1", "fa2"))]
     for name, row in found.items():
         counts, backward = row["counts"], row["kernel"].startswith("backward")
-        if (
-            LATE and name == "fa4, backward"
-        ):  # off by default, and Triton 3.9 lacks registers for it
-            continue
         assert not row["serialised"] and not row["unused_barriers"], name
         assert counts["wgmma"] and counts["tma_loads"] and not counts["cp_async"], name
         assert counts["tma_stores"] or row["kernel"] == "decode_kernel", name
@@ -191,22 +187,20 @@ def consumer_loops(row: dict) -> list[dict]:
 @of("hopper")
 def test_the_backward_for_hopper(group):
     """Three kernels, of which the later two are launched while the one before runs. A consumer has
-    five products and an exponential for a score; dP is issued between the exponentials, and with
-    polynomials a quarter of these are gone.
+    five products and an exponential for a score; dP is issued between the exponentials.
     """
-    for name, share in (("fa3, backward", 0), ("fa4, backward", 2))[: 1 if LATE else 2]:
-        rows = compile_group("sm_90", group)[name]
-        assert [x["kernel"] for x in rows] == ["prepare_kernel", "backward_kernel", "finish_kernel"]
-        assert [x["early"] for x in rows] == [False, True, True]
-        loops = consumer_loops(rows[1])
-        assert len(loops) == 4 == len(rows[1]["hot_loops"]) - 1
-        for loop in loops:  # whole blocks, and those at the diagonal, of two consumers
-            assert loop["opcodes"]["HGMMA"] == (128 + 128) // 16 + 2 * 64 // 16
-            assert loop["opcodes"]["MUFU"] == 64 * 64 // 128 * (8 - share) // 8
-            events = names(loop)
-            last = len(events) - 1 - events[::-1].index("MUFU.EX2")
-            dp = events.index("HGMMA smem", events.index("wait 0"))
-            assert dp < last < events.index("wait 1")
+    rows = compile_group("sm_90", group)["fa3, backward"]
+    assert [x["kernel"] for x in rows] == ["prepare_kernel", "backward_kernel", "finish_kernel"]
+    assert [x["early"] for x in rows] == [False, True, True]
+    loops = consumer_loops(rows[1])
+    assert len(loops) == 4 == len(rows[1]["hot_loops"]) - 1
+    for loop in loops:  # whole blocks, and those at the diagonal, of two consumers
+        assert loop["opcodes"]["HGMMA"] == (128 + 128) // 16 + 2 * 64 // 16
+        assert loop["opcodes"]["MUFU"] == 64 * 64 // 128
+        events = names(loop)
+        last = len(events) - 1 - events[::-1].index("MUFU.EX2")
+        dp = events.index("HGMMA smem", events.index("wait 0"))
+        assert dp < last < events.index("wait 1")
 
 
 @pytest.mark.parametrize("arch", OTHERS)

@@ -14,25 +14,24 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
-from flash_versions.versions.fa4.hopper import backward as shared_out
 from tests.gpu.launches import differing, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right
 
 pytestmark = on_hopper
 
 
-def prepared(q, k, v, config=None, dlse=False, eighths=0, **options):
+def prepared(q, k, v, config=None, dlse=False, **options):
     """(request, do, dlse, a backward to call)."""
     request = make_request(q, k, v, **options)
     o, lse, _ = forward(in_vectors(request))
     do = torch.randn_like(narrowed(o, v))
     dlse = torch.randn_like(lse) if dlse else None
     given = in_vectors(request), widened(o), lse, None, widened(do), dlse
-    return request, do, dlse, partial(shared_out.backward, *given, config, eighths=eighths)
+    return request, do, dlse, partial(backward_hopper.backward, *given, config)
 
 
-def check(q, k, v, config=None, dlse=False, eighths=0, **options):
-    request, do, dlse, run = prepared(q, k, v, config, dlse, eighths, **options)
+def check(q, k, v, config=None, dlse=False, **options):
+    request, do, dlse, run = prepared(q, k, v, config, dlse, **options)
     found = {n: narrowed(x, like) for n, x, like in zip(("dq", "dk", "dv"), run(), (q, k, v))}
     assert_gradients_right(request, found, do, dlse)
     return found
@@ -66,7 +65,8 @@ def test_groups_in_parts(ordered, D, parts):
         config = replace(default_config(request), parts=parts)
         check(*inputs, config, deterministic=ordered, **options)
         o, lse, _ = forward(request)
-        runs = [shared_out.backward(request, o, lse, None, do, None, config) for _ in range(20)]
+        run = backward_hopper.backward
+        runs = [run(request, o, lse, None, do, None, config) for _ in range(20)]
         for x, found in product(range(0 if ordered else 1, 3), runs):
             assert torch.equal(found[x], runs[0][x])
 

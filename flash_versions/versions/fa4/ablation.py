@@ -4,14 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
-from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
-from flash_versions.versions import fa3
+from flash_versions.dispatch.version import Forward, ForwardQuantized
 from flash_versions.versions.fa3 import ablation as fa3_ablation
 from flash_versions.versions.fa4 import forward
-from flash_versions.versions.fa4.hopper import backward as backward_hopper
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config, fp8_config
 
@@ -25,27 +20,10 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
     "both, 1/8": {"threshold": 8.0, "eighths": 1},
     "both, 2/8": {"threshold": 8.0, "eighths": 2},
 }
-
-
 varied = partial(fa3_ablation.varied, run=forward_hopper.forward, configured=default_config)
 varied_fp8 = partial(
     fa3_ablation.varied_fp8, run=forward_hopper.forward_quantized, configured=fp8_config
 )
-
-
-def varied_backward(
-    request: Request, *given: Any, eighths: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The backward of the kernel for Hopper with a share of polynomials.
-
-    Raises:
-        ValueError: this kernel does not serve the request.
-    """
-    if reason := fa3.gradients_left(request):
-        raise ValueError(reason)
-    return backward_hopper.backward(request, *given, eighths=eighths)
-
-
 VARIANTS: Mapping[str, Forward] = {
     "portable": forward.forward,
     **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
@@ -55,7 +33,4 @@ FP8_VARIANTS: Mapping[str, ForwardQuantized] = {  # scores of 16 bits have no po
     "threshold 1": partial(varied_fp8, threshold=1.0),
     "starts": partial(varied_fp8, starts=True),
     "no starts": partial(varied_fp8, starts=False),
-}
-BACKWARD_VARIANTS: Mapping[str, Backward] = {
-    f"{n}/8 polynomial": partial(varied_backward, eighths=n) for n in (1, 2, 3)
 }

@@ -10,7 +10,7 @@ from flash_versions import VERSIONS
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.fa4.hopper import backward as fa4_backward
+from flash_versions.versions.fa3.hopper.backward import kernel
 from tests.compile.compiled import unused_barriers
 
 INT32 = torch.zeros(2, dtype=torch.int32)
@@ -62,10 +62,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Gradients(Call):
-    """The backward for Hopper alone. eighths: of the exponentials that are polynomials."""
+    """The backward for Hopper alone."""
 
     version: str = "fa3"
-    eighths: int = 0
 
     def compile(self, arch: str) -> list[Compiled]:
         """The kernels of the backward."""
@@ -74,7 +73,7 @@ class Gradients(Call):
         o, lse = o.contiguous(), torch.empty(1, request.q.shape[2], request.q.shape[1])
         given = request, o, lse, None, torch.empty_like(o), lse, None
         with compiling(arch) as found:
-            fa4_backward.backward(*given, eighths=self.eighths)
+            kernel.backward(*given)
         return found
 
 
@@ -108,7 +107,6 @@ CALLS: dict[str, dict[str, Call | Append]] = {
         "fa3, scores": Call("fa3", 64, SCORES, (512, 512, 4, 2)),
         "fa3, backward": Gradients(),
         "fa4": Call("fa4", options={}, variant="both, 2/8"),
-        "fa4, backward": Gradients(eighths=2),
         "decode": Call("fa3", options=TABLE, shape=DECODED, batch=16, pages=2048),
         "exact": Call("fa3", options=EXACT | {"sink": torch.empty(8)}, shape=(500, 4100, 8, 2)),
         "exact decode": Call("fa3", options=TABLE | EXACT, shape=DECODED, batch=16, pages=2048),

@@ -57,7 +57,7 @@ def test_heavy_tiles_of_all_heads_of_a_section_come_first(tiles, pairs, section,
 @pytest.mark.parametrize(
     ("switches", "sentence"),
     [
-        ({"consumers": 4}, "consumers=4 is not possible; 2, 3 and 1 alone are"),
+        ({"consumers": 4}, "consumers=4 is not possible; 2 and 3 are"),
         ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),

@@ -28,7 +28,7 @@ class HopperConfig:
     """The switches of the kernel; each is a constant at one place in it.
 
     Attributes:
-        consumers: warpgroups that compute, 64 query rows each; 1, which takes no turns, 2 or 3.
+        consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
         stages: slots of the pipelines of K and V.
         q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile.
@@ -44,9 +44,6 @@ class HopperConfig:
         heads: query heads of a group that share a tile, a power of two. A tile then has fewer
             queries, all of which see nearly the same keys: a causal mask hides less of its blocks,
             and few queries fill it. Not for FP8 and ALiBi, which have numbers for each head.
-        cut: (first, number) of tiles, in the order of programs, of each of which `parts` programs
-            see some blocks of keys, at least one each. For FA3 in 16 bits, rows of one length.
-        parts: see cut.
     """
 
     consumers: int = 2
@@ -60,12 +57,10 @@ class HopperConfig:
     scheduler: str = "static"
     section: int | None = None
     heads: int = 1
-    cut: tuple[int, int] | None = None
-    parts: int = 1
 
     def __post_init__(self) -> None:
-        if self.consumers not in (1, 2, 3) or (self.consumers == 1 and self.ping_pong):
-            raise ValueError(f"consumers={self.consumers} is not possible; 2, 3 and 1 alone are.")
+        if self.consumers not in (2, 3):
+            raise ValueError(f"consumers={self.consumers} is not possible; 2 and 3 are.")
         if self.block_kv not in (64, 128):
             raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
         if self.o_columns not in (64, 128):

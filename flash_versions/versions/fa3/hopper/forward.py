@@ -391,27 +391,6 @@ def attend_in_splits(
 
 
 @gluon.jit
-def store(
-    problem, buffers, scales, acc, row_max, row_sum, o, lse_out, place, CONSUMER: gl.constexpr
-):  # fmt: skip
-    """Write O and the LSE of a consumer's rows, which begin at (sequence, head, query)."""
-    sequence, head, query = place
-    out, lse = acc.finalized(row_max, row_sum)
-    if scales.FP8:
-        out = out.scaled(scales.value)
-    problem.store_lse(lse_out, lse, sequence, head, query)
-    COLUMNS: gl.constexpr = o.block_type.shape[-1]
-    parts = out.parts(COLUMNS)
-    box = problem.q_box(sequence, head, query)
-    o_tile = buffers.o.tiles.index(CONSUMER)
-    for i in gl.static_range(len(parts)):
-        tma.store_wait(0)  # of the part before
-        as_matrix(o_tile).store(parts[i].to(o.dtype))
-        fence_async_shared()
-        store_tile(o, moved(box, i * COLUMNS), o_tile)
-
-
-@gluon.jit
 def consume(
     problem, schedule, scales, buffers, totals, scheduler, o, lse_out, CONSUMER: gl.constexpr
 ):
@@ -453,15 +432,19 @@ def consume(
             row_max -= scales.SHIFT  # which row_sum counts
         if totals.SPLIT == 0:
             row_sum = row_sum.total()
-        place = sequence, head, query
-        if problem.PARTS > 1:
-            acc, row_max, row_sum, last = totals.combine(mine, acc, row_max, row_sum, CONSUMER)
-            if last:
-                store(
-                    mine, buffers, tile_scales, acc, row_max, row_sum, o, lse_out, place, CONSUMER
-                )
-        else:
-            store(mine, buffers, tile_scales, acc, row_max, row_sum, o, lse_out, place, CONSUMER)
+        out, lse = acc.finalized(row_max, row_sum)
+        if scales.FP8:
+            out = out.scaled(tile_scales.value)
+        mine.store_lse(lse_out, lse, sequence, head, query)
+        COLUMNS: gl.constexpr = o.block_type.shape[-1]
+        parts = out.parts(COLUMNS)
+        box = mine.q_box(sequence, head, query)
+        o_tile = buffers.o.tiles.index(CONSUMER)
+        for i in gl.static_range(len(parts)):
+            tma.store_wait(0)  # of the part before
+            as_matrix(o_tile).store(parts[i].to(o.dtype))
+            fence_async_shared()
+            store_tile(o, moved(box, i * COLUMNS), o_tile)
         tile = scheduler.receive(round)
         round += 1
     tma.store_wait(0)
@@ -474,7 +457,7 @@ def forward_kernel(
     totals,
     q_length, kv_length, heads, batch, section, window_left, window_right, scale_log2, cap_scale,
     kv_apart, slopes_batch_stride, slopes_head_stride,
-    batch_lines, head_lines, listed_blocks, listed_tiles, first_cut, cut, arrivals,
+    batch_lines, head_lines, listed_blocks, listed_tiles,
     HEADS: gl.constexpr, GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
     EDGE: gl.constexpr, CUT: gl.constexpr, UNEVEN: gl.constexpr, CAP: gl.constexpr,
     RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr, SINK: gl.constexpr,
@@ -482,40 +465,28 @@ def forward_kernel(
     FP8: gl.constexpr, FP16_SCORES: gl.constexpr, PER_BLOCK: gl.constexpr, SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     PING_PONG: gl.constexpr, SCHEDULER: gl.constexpr,
-    OVERLAP: gl.constexpr, LATE_WAIT: gl.constexpr, SPLIT: gl.constexpr, PARTS: gl.constexpr
+    OVERLAP: gl.constexpr, LATE_WAIT: gl.constexpr, SPLIT: gl.constexpr
 ):  # fmt: skip
     """Divide the warps of a program into consumers, four each, and one producer. Of 64 K registers,
     those of a thread are the last list; Triton counts the producer's warp as a warpgroup.
     """
-    if PARTS == 1:
-        first_cut, cut, arrivals = 0, 0, gl.to_tensor(0)
     problem = make_query_problem(
         plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
-        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2],
-        first_cut, cut, PARTS
+        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = make_scales(
         q_scale, k_scale, v_scale, v_reference, FP8, FP16_SCORES, PER_BLOCK, SHIFT
     )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
-    totals = Totals(totals, arrivals, CONSUMERS, SPLIT)
+    totals = Totals(totals, CONSUMERS, SPLIT)
     schedule = Schedule(CONSUMERS, Q_STAGES, OVERLAP, PING_PONG, LATE_WAIT)
     buffers = make_buffers(q, k, v, bounds, o, CONSUMERS, STAGES, Q_STAGES, LISTED, False)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 0)),
-                (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
-            ],
-            [1],
-            [24],
-        )
-    elif CONSUMERS == 2:
+    if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consume, (problem, schedule, scales, buffers, totals, scheduler, o, lse_out, 0)),

@@ -34,15 +34,12 @@ from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_b
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
 FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
-MOST_ARRIVALS = 1024  # of a launch: consumers of all cut tiles
 EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
 SIXTEEN_BITS = torch.float16, torch.bfloat16  # what WGMMA multiplies here, beside FP8
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
-arrivals = Counters(MOST_ARRIVALS, launches=64)
 launch_forward = Launcher(forward_kernel)
-launch_alone = Launcher(forward_kernel, maxnreg=240)  # of one consumer, which may have no more
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -83,11 +80,6 @@ def boxes_of(request: Request, config: HopperConfig) -> tuple[Box | None, ...]:
             f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
             f"a key head; use a divisor."
         )
-    if config.cut is not None and not may_be_cut(request, config):
-        raise ValueError(
-            "cut is for 16 bits, rows of one length without a bound on the left, splits or "
-            "intervals, and tiles of at least as many blocks as parts."
-        )
     dtype, dim_v = request.q.dtype, request.v.shape[3]
     # Tiles of 8-bit numbers are padded to one panel.
     widths = panel_widths if request.precision is None else lambda dim: (box_width(dim),)
@@ -106,17 +98,6 @@ def boxes_of(request: Request, config: HopperConfig) -> tuple[Box | None, ...]:
         box(dtype, config.block_kv, second[0]) if second else None,
         box(dtype, config.block_kv, second_v[0]) if second_v else None,
     )
-
-
-def may_be_cut(request: Request, config: HopperConfig) -> bool:
-    """Whether tiles can have several programs: each part has to have a block of keys."""
-    keys, queries = request.k.shape[1], request.q.shape[1]
-    if request.window_right is not None:  # that the first tile sees
-        keys = min(keys, keys - queries + config.queries + request.window_right)
-    other = request.is_ragged or request.has_intervals or request.batch_invariant
-    if other or request.precision is not None or request.window_left is not None:
-        return False
-    return cdiv(keys, config.block_kv) >= config.parts
 
 
 def kv_apart(request: Request) -> int | None:
@@ -138,8 +119,7 @@ def num_tiles(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.queries) * batch
     if request.cu_seqlens_q is not None:
         tiles = q_length // config.queries + request.batch
-    tiles *= heads // config.heads
-    return tiles if config.cut is None else tiles + config.cut[1] * (config.parts - 1)
+    return tiles * (heads // config.heads)
 
 
 def num_programs(request: Request, config: HopperConfig) -> int:
@@ -330,14 +310,13 @@ def make_plan(
     for FP8.
     """
     return Plan(
-        launch_forward if config.consumers > 1 else launch_alone,
+        launch_forward,
         config,
         {
             **constants(request, config, scales, per_block, shift),
             "OVERLAP": config.overlap,
             "LATE_WAIT": config.late_wait,
             "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
-            "PARTS": config.parts if config.cut is not None else 1,
         },
         boxes_of(request, config),
     )
@@ -377,15 +356,8 @@ def launch(
     q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
     o, lse = new_outputs(request, O_MULTIPLE)
     programs = num_programs(request, config)
-    cut: tuple = ()
-    if "PARTS" in constants:
-        cut = *(config.cut or (None, None)), None
-    if constants.get("SPLIT") or config.cut is not None:
-        states = programs
-        if config.cut is not None:
-            states = config.cut[1] * config.parts
-            cut = *config.cut, arrivals.take(o.device, config.cut[1] * config.consumers)
-        rows, width = states * config.block_q, sum(panel_widths(v.shape[3]))
+    if constants.get("SPLIT"):
+        rows, width = programs * config.block_q, sum(panel_widths(v.shape[3]))
         others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
     absent: Any = plan.absent(lse)
     tiles: Any = absent
@@ -413,7 +385,6 @@ def launch(
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
             *numbers_of(request, config),
-            *cut,
         ),
     )
     return narrowed(o, v), lse, None

@@ -45,10 +45,6 @@ class QueryProblem:
     window_right: gl.tensor
     scale_log2: gl.tensor
     cap_scale: gl.tensor
-    first_cut: gl.tensor  # the first tile of those that are divided, see `HopperConfig.cut`
-    cut: gl.tensor  # how many these are
-    piece: gl.tensor  # which of their programs has this tile
-    PARTS: gl.constexpr
     GROUP: gl.constexpr
     HEADS: gl.constexpr  # of a group, whose queries are rows of one tile, head by head
     LEFT: gl.constexpr  # the window has a left bound
@@ -74,13 +70,7 @@ class QueryProblem:
             return planned_tiles(self.plan) * (self.heads // self.HEADS)
         else:
             tiles = gl.cdiv(self.q_length, self.queries(self.BLOCK_Q))
-            tiles = tiles * (self.heads // self.HEADS) * self.batch
-            return tiles + self.cut * (self.PARTS - 1) if self.PARTS > 1 else tiles
-
-    @gluon.jit
-    def is_cut(self):
-        """Whether several programs have this tile."""
-        return (self.piece >= 0) & (self.piece < self.cut * self.PARTS)
+            return tiles * (self.heads // self.HEADS) * self.batch
 
     @gluon.jit
     def locate(self, tile):
@@ -92,10 +82,6 @@ class QueryProblem:
         q and o all packed sequences are sequence 0.
         """
         heads, queries = self.heads // self.HEADS, self.queries(self.BLOCK_Q)
-        if self.PARTS > 1:
-            self = replaced(self, piece=tile - self.first_cut)
-            beyond = gl.where(self.piece < 0, tile, tile - self.cut * (self.PARTS - 1))
-            tile = gl.where(self.is_cut(), self.first_cut + self.piece // self.PARTS, beyond)
         if self.RAGGED:
             tiles, rows = planned_tiles(self.plan), heads
         else:
@@ -190,10 +176,6 @@ class QueryProblem:
             return 1 - self.lists.number, gl.to_tensor(1)
         else:
             begin, _, _, end = self.blocks(query, self.BLOCK_Q)
-            if self.PARTS > 1:
-                first, part, blocks = begin, self.piece % self.PARTS, end - begin
-                begin = gl.where(self.is_cut(), first + blocks * part // self.PARTS, begin)
-                end = gl.where(self.is_cut(), first + blocks * (part + 1) // self.PARTS, end)
             return begin, end
 
     @gluon.jit
@@ -297,7 +279,7 @@ def make_query_problem(
     LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr, CUT: gl.constexpr,
     UNEVEN: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr,
     ALIBI: gl.constexpr, SINK: gl.constexpr, LISTED: gl.constexpr, CONSUMERS: gl.constexpr,
-    BLOCK_KV: gl.constexpr, first_cut=0, cut=0, PARTS: gl.constexpr = 1
+    BLOCK_KV: gl.constexpr
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
     mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
@@ -308,7 +290,6 @@ def make_query_problem(
         plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        gl.to_tensor(first_cut), gl.to_tensor(cut), gl.to_tensor(0), PARTS, GROUP, HEADS, LEFT,
-        RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
+        LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip

@@ -54,7 +54,6 @@ class Totals:
     """
 
     memory: gl.tensor  # pointer to fp32: for each program and consumer 64 rows of O, m and l
-    arrivals: gl.tensor  # pointer to int32, 0 at the launch: of each cut tile and consumer
     CONSUMERS: gl.constexpr
     SPLIT: gl.constexpr  # blocks of keys
 
@@ -72,15 +71,12 @@ class Totals:
             return gl.maximum(begin, split * self.SPLIT)
 
     @gluon.jit
-    def places(
-        self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH: gl.constexpr, number=None
-    ):
+    def places(self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH: gl.constexpr):
         """Pointers to an accumulator's numbers, whose first one is in a column, and to m; l is 64
-        numbers further. Of this program, or of a piece of a cut tile.
+        numbers further.
         """
         ROWS: gl.constexpr = WARPGROUP_ROWS
-        program = gl.program_id(0) if number is None else number
-        mine = program * self.CONSUMERS + CONSUMER
+        mine = gl.program_id(0) * self.CONSUMERS + CONSUMER
         own = self.memory + mine.to(gl.int64) * (ROWS * (WIDTH + 2))
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, like.type.layout))
         dim = gl.arange(0, like.shape[1], layout=gl.SliceLayout(0, like.type.layout)) + COLUMN
@@ -131,63 +127,3 @@ class Totals:
             alpha, weight = per_row(alpha, second), per_row(weight, second)
             second = gl.fma(gl.load(places), alpha[:, None], second * weight[:, None])
         return Output(first, second, acc.PANELS), row_max, row_sum
-
-    @gluon.jit
-    def combine(self, problem, acc, row_max, row_sum, CONSUMER: gl.constexpr):
-        """The state of a tile's rows and whether this program stores it. Of a cut tile, programs
-        leave their states, and the last one merges all of them, in their order.
-        """
-        row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
-        stores = problem.piece == problem.piece
-        if problem.is_cut():
-            self.leave(acc, row_max, row_sum, problem.piece, CONSUMER)
-            tile = problem.piece // problem.PARTS
-            arrived = self.arrivals + (tile * self.CONSUMERS + CONSUMER)
-            thread_barrier()
-            before = gl.atomic_add(arrived, 1, sem="acq_rel")
-            thread_barrier()
-            stores = before == problem.PARTS - 1
-            if stores:
-                gl.store(arrived, 0)
-                acc, row_max, row_sum = self.left(acc, tile * problem.PARTS, CONSUMER)
-                for part in range(1, problem.PARTS):
-                    other = self.left(acc, tile * problem.PARTS + part, CONSUMER)
-                    acc, row_max, row_sum = merge_outputs(acc, row_max, row_sum, *other)
-        return acc, row_max, row_sum, stores
-
-    @gluon.jit
-    def leave(self, acc, row_max, row_sum, piece, CONSUMER: gl.constexpr):
-        """Store the state of a piece."""
-        WIDTH: gl.constexpr = acc.width()
-        places, values = self.places(acc.first, CONSUMER, 0, WIDTH, piece)
-        gl.store(places, acc.first)
-        gl.store(values, row_max)
-        gl.store(values + WARPGROUP_ROWS, row_sum)
-        if acc.PANELS == 2:
-            places, _ = self.places(acc.second, CONSUMER, acc.first.shape[1], WIDTH, piece)
-            gl.store(places, acc.second)
-
-    @gluon.jit
-    def left(self, like, piece, CONSUMER: gl.constexpr):
-        """The state of a piece, from L2: L1 may hold what was there before."""
-        WIDTH: gl.constexpr = like.width()
-        places, values = self.places(like.first, CONSUMER, 0, WIDTH, piece)
-        row_max = gl.load(values, cache_modifier=".cg")
-        row_sum = gl.load(values + WARPGROUP_ROWS, cache_modifier=".cg")
-        first, second = gl.load(places, cache_modifier=".cg"), like.second
-        if like.PANELS == 2:
-            places, _ = self.places(second, CONSUMER, like.first.shape[1], WIDTH, piece)
-            second = gl.load(places, cache_modifier=".cg")
-        return Output(first, second, like.PANELS), row_max, row_sum
-
-
-@gluon.jit
-def merge_outputs(acc, row_max, row_sum, other, other_max, other_sum):
-    """`merge` of accumulators of one or two panels."""
-    row_max, row_sum, alpha, weight = merge_rows(row_max, row_sum, other_max, other_sum)
-    first = gl.fma(acc.first, alpha[:, None], other.first * weight[:, None])
-    second = acc.second
-    if acc.PANELS == 2:
-        alpha, weight = per_row(alpha, second), per_row(weight, second)
-        second = gl.fma(second, alpha[:, None], other.second * weight[:, None])
-    return Output(first, second, acc.PANELS), row_max, row_sum

@@ -11,8 +11,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.gluon.machine import ORDERS, using
 from flash_versions.versions.fa3.hopper.backward import host
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
-from flash_versions.versions.fa4.hopper import backward as shared_out
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv, taken
@@ -85,15 +84,6 @@ def test_tiles_without_queries_between_others(seed, monkeypatch):
         check_gradients(USUAL, q, k, v, cu_seqlens_q=bounds[0], cu_seqlens_k=bounds[1])
 
 
-@in_turn("D", [64, 128, 160, 192, 256])
-def test_tiles_whose_blocks_are_divided(D, order):
-    """Some tiles of both heads, of each kind of kernel; a part may have no block."""
-    for M, causal in ((200, False), (200, True), (60, True)):
-        inputs = qkv(M, 300, 2, D, kv_heads=2)
-        config = replace(default_config(make_request(*inputs)), parts=2, cut=(1, 4))
-        check_gradients(config, *inputs, causal=causal)
-
-
 def test_sections_of_heads(monkeypatch):
     """The heaviest tiles of several heads first; the last section has fewer."""
     monkeypatch.setattr(host, "heads_of_section", lambda request, config: 3)
@@ -156,24 +146,6 @@ def test_what_lies_beyond_the_head_dim_is_not_touched(D):
         narrow.copy_(x)
     gradients, do = differentiate(request._replace(q=q, k=k, v=v))
     assert_ok(assess_request(gradients, request, do))
-
-
-# ------------------------------------------------------------------------------- FA4
-SHARES = [
-    (1, 64, EARLY, {"causal": True}), (8, 64, None, {"softcap": 30.0}), (2, 256, None, {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("eighths", "D", "schedule", "options"), SHARES, ids=str)
-def test_a_share_of_polynomials(eighths, D, schedule, options):
-    """Within the budget, and other gradients than without."""
-    dtype = FP16 if eighths == 2 else torch.bfloat16
-    request = make_request(*qkv(100, 150, 2, D, kv_heads=1, dtype=dtype), **options)
-    backward = shared_out.backward
-    found, do = differentiate(request, schedule, backward=backward, eighths=eighths)
-    assert_ok(assess_request(found, request, do))
-    exact, _ = differentiate(request, schedule, do)
-    assert not any(torch.equal(found[name], exact[name]) for name in exact)
 
 
 # ------------------------------------------------------------------------------- refusals

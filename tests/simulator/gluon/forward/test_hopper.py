@@ -89,21 +89,6 @@ def test_every_schedule(name, version, order):
     check(version, config, *qkv(150, 100, 1, 96), causal=True)
 
 
-CUT = {"cut": (1, 4), "parts": 2}  # of 12 tiles
-FEW = {"consumers": 1, "ping_pong": False}
-
-
-@in_turn("switches", [CUT, CUT | {"scheduler": "dynamic", "parts": 3}, FEW, FEW | CUT])
-def test_tiles_of_several_programs_and_of_one_consumer(switches, order, monkeypatch):
-    monkeypatch.setattr(devices, "assumed", gpu(5))
-    config = small("fa3", **switches)
-    check("fa3", config, *qkv(200, 400, 4, 64, kv_heads=2), causal=True)
-    check("fa3", config, *qkv(200, 330, 3, 96))
-    if "cut" in switches:
-        with pytest.raises(ValueError, match="cut is for"):
-            check("fa3", config, *qkv(300, 100, 4, 64), causal=True)
-
-
 @pytest.mark.parametrize("programs", [1, 3])
 @by_version
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(version, programs, monkeypatch):

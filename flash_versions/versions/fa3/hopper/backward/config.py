@@ -75,8 +75,6 @@ class BackwardConfig:
             their parts; None: `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
             (`wider/pair.py`). For PAIR_DIMS of q and v together.
-        cut: (first, number) of tiles, in the order of programs, of each of which `parts` programs
-            have some blocks of queries. Then the others have a program each, and groups are whole.
     """
 
     block_kv: int = 128
@@ -91,7 +89,6 @@ class BackwardConfig:
     parts: int = 1
     section: int | None = None
     pair: bool = False
-    cut: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -120,11 +117,6 @@ class BackwardConfig:
             raise ValueError(f"stages={self.stages} must be at most {MOST_SLOTS}.")
 
     @cached_property
-    def group_parts(self) -> int:
-        """Programs over which the heads of a group are divided."""
-        return self.parts if self.cut is None else 1
-
-    @cached_property
     def by_halves(self) -> bool:
         """Whether S and dP are computed for half of a block's queries at a time."""
         return self.halves or self.pair
@@ -141,9 +133,7 @@ class BackwardConfig:
     def check(self, request: Request) -> None:
         """Refuse a request that the configuration does not fit."""
         head_dim = max(request.q.shape[3], request.v.shape[3])
-        if self.cut is not None and (request.is_deterministic or request.is_ragged):
-            raise ValueError("cut is not possible in turns, and with lengths of sequences.")
-        if request.group % self.group_parts:
+        if request.group % self.parts:
             raise ValueError(
                 f"parts={self.parts} must divide the {request.group} heads of a group."
             )
@@ -313,25 +303,25 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
-        return config.section * config.group_parts
+        return config.section * config.parts
     if request.is_deterministic:
         fitting = heads_in_cache(request)
         most = min(max(MOST_ALTERNATING, short_heads(request, config)), heads)
         if request.window_right is None:
-            return min(fitting, most) * config.group_parts
+            return min(fitting, most) * config.parts
         if request.window_left is None:
             return max(1, min(fitting // 2, most))
-        return max(1, min(fitting // (2 * config.group_parts), most)) * config.group_parts
+        return max(1, min(fitting // (2 * config.parts), most)) * config.parts
     if request.window_right is None:
-        return config.group_parts
+        return config.parts
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
     sms = devices[request.q.device].num_sms
-    few = programs * config.group_parts <= FEW_CAUSAL_WAVES * sms
+    few = programs * config.parts <= FEW_CAUSAL_WAVES * sms
     if request.has_intervals:
         few = programs <= FEW_WAVES * sms
     if request.group > 1 and few:
-        return heads * config.group_parts
-    return min(heads_in_cache(request), heads) * config.group_parts
+        return heads * config.parts
+    return min(heads_in_cache(request), heads) * config.parts
 
 
 def short_heads(request: Request, config: BackwardConfig) -> int:
@@ -346,7 +336,7 @@ def short_heads(request: Request, config: BackwardConfig) -> int:
         return 0
     if request.window_left is not None or request.window_right is not None:
         return 0
-    tiles = cdiv(request.k.shape[1], config.block_kv) * config.group_parts
+    tiles = cdiv(request.k.shape[1], config.block_kv) * config.parts
     return devices[request.q.device].num_sms // tiles
 
 

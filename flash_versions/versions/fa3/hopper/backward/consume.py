@@ -159,7 +159,7 @@ def fold_all(buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.const
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     if problem.RAGGED or problem.PARTS > 1:  # not if a sequence, or a part, has no queries
         full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
-    if problem.spans.ON or problem.BY_BLOCKS:  # nor if no query sees the keys, or in a later part
+    if problem.spans.ON:  # nor if no query sees the keys
         full_begin = gl.maximum(full_begin, begin)
         full_end = gl.maximum(full_end, full_begin)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q

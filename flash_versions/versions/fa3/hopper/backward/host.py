@@ -12,7 +12,6 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     heads_of_section,
     tiles_of_keys,
 )
-from flash_versions.versions.fa3.hopper.backward.problem import exp2
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
 from flash_versions.versions.fa3.hopper.host import (
     counters,
@@ -31,7 +30,7 @@ COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
-    "batch_lines", "head_lines", "spanned_blocks", "first_cut", "cut",
+    "batch_lines", "head_lines", "spanned_blocks",
 ]  # fmt: skip
 
 
@@ -127,10 +126,9 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
     numbers = (
-        length, kv_length, kv_heads * config.group_parts, kv_batch,
-        heads_of_section(request, config), *window_bounds(request), request.scale,
-        *score_scales(request), 0 if request.cu_seqlens_k is not None else kv_length,
-        *slopes_strides(request), *lines, *(config.cut or (None, None))
+        length, kv_length, kv_heads * config.parts, kv_batch, heads_of_section(request, config),
+        *window_bounds(request), request.scale, *score_scales(request),
+        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
     if request.cu_seqlens_q is not None:
         length = config.padded_length(length + request.batch * config.block_q)
@@ -150,21 +148,13 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
 
 def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
-    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.group_parts
-    if config.cut is not None:
-        programs += config.cut[1] * (config.parts - 1)
+    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
     if config.kind != "narrow" or config.scheduler == "grid":
         return programs
     return min(programs, devices[request.q.device].num_sms)
 
 
-def make_plan(
-    launcher: Launcher,
-    request: Request,
-    config: BackwardConfig,
-    function: Any = exp2,
-    share: int | None = None,
-) -> BackwardPlan:
+def make_plan(launcher: Launcher, request: Request, config: BackwardConfig) -> BackwardPlan:
     """The plan of a request's kind."""
     scheduler = config.scheduler
     if scheduler == "dynamic" and request.is_deterministic:
@@ -175,7 +165,7 @@ def make_plan(
         config,
         {
             **window_constants(request, config.block_kv),
-            "GROUP": request.group // config.group_parts,
+            "GROUP": request.group // config.parts,
             # Intervals begin and end where they like, as a window with both bounds does.
             **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
             "RAGGED": request.is_ragged,
@@ -183,8 +173,6 @@ def make_plan(
             "ALIBI": request.alibi_slopes is not None,
             "SPANS": request.has_intervals,
             "ORDERED": request.is_deterministic,
-            "EXP2": function,
-            "SHARE": share,
             "OVERLAP": overlap,
             "PARTS": config.parts,
             "PANELS": len(config.widths(request.q.shape[3])),

@@ -101,7 +101,6 @@ arXiv:2603.05451).
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -128,7 +127,7 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem, exp2
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
@@ -193,10 +192,10 @@ def backward_kernel(
     counters, plan, slopes, bounds, spans, turns, sums, arrivals,
     q_length, kv_length, kv_heads, batch, section, window_left, window_right,
     scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
-    batch_lines, head_lines, spanned_blocks, first_cut, cut,
+    batch_lines, head_lines, spanned_blocks,
     GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr,
     CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
-    SPANS: gl.constexpr, ORDERED: gl.constexpr, EXP2: gl.constexpr, SHARE: gl.constexpr,
+    SPANS: gl.constexpr, ORDERED: gl.constexpr,
     OVERLAP: gl.constexpr, PARTS: gl.constexpr, PANELS: gl.constexpr, PANELS_V: gl.constexpr,
     KIND: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr, SCHEDULER: gl.constexpr,
     EARLY: gl.constexpr, HELD: gl.constexpr
@@ -217,16 +216,12 @@ def backward_kernel(
         bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
     )
     none = gl.to_tensor(0)  # of no tile yet
-    BY_BLOCKS: gl.constexpr = cut is not None
-    if not BY_BLOCKS:
-        first_cut, cut = 0, 0
     problem = KeyProblem(
         plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), none, gl.to_tensor(kv_apart),
         none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), gl.to_tensor(first_cut), gl.to_tensor(cut), none, GROUP, PARTS,
-        BY_BLOCKS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED,
         BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
@@ -324,8 +319,6 @@ def backward(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
     config: BackwardConfig | None = None,
-    function: Any = exp2,
-    share: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of attention on a Hopper GPU.
 
@@ -337,8 +330,6 @@ def backward(
         do: gradient of o; of any strides but the last dimension's, which is 1.
         dlse: gradient of the LSE (batch, heads, M), or None.
         config: the schedule; None chooses by shape.
-        function: 2^x, a Triton function of a tile (keys, queries) and of share.
-        share: what the function has to know beside the tile: a constant.
 
     Raises:
         ValueError: the configuration does not fit the request.
@@ -346,7 +337,7 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
-    gradients = Gradients(request, config or default_config(request), function, share)
+    gradients = Gradients(request, config or default_config(request))
     return gradients(request, o, lse, statistics, do, dlse)
 
 
@@ -355,11 +346,9 @@ class Gradients:
     `backward`.
     """
 
-    def __init__(
-        self, request: Request, config: BackwardConfig, function: Any = exp2, share: Any = None
-    ) -> None:
+    def __init__(self, request: Request, config: BackwardConfig) -> None:
         config.check(request)
-        self.plan = make_plan(launch_backward, request, config, function, share)
+        self.plan = make_plan(launch_backward, request, config)
 
     def prepare(self, request: Request) -> partial:
         """The gradients of a request, called as this is, with what follows from its shapes."""

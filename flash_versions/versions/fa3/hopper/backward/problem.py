@@ -1,7 +1,5 @@
 """What FA3's backward for Hopper computes, and in which tiles."""
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -13,12 +11,6 @@ from flash_versions.versions.tiles.algebra import block_range, first_visible, la
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced
-
-
-@triton.jit
-def exp2(x, share):
-    """2^x by the special function unit; share is for other functions, see `kernel.backward`."""
-    return tl.exp2(x)
 
 
 @aggregate
@@ -50,20 +42,14 @@ class KeyProblem:
     scale: gl.tensor
     scale_log2: gl.tensor
     cap_scale: gl.tensor
-    first_cut: gl.tensor  # the first tile of those whose blocks are divided, if BY_BLOCKS
-    cut: gl.tensor  # how many these are
-    piece: gl.tensor  # which of their programs has this tile
     GROUP: gl.constexpr
-    PARTS: gl.constexpr  # of a group, or of a tile's blocks
-    BY_BLOCKS: gl.constexpr
+    PARTS: gl.constexpr  # of a group
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
     CAP: gl.constexpr
     RAGGED: gl.constexpr  # sequences have lengths of their own
     PACKED: gl.constexpr  # and their queries lie one behind the other
-    EXP2: gl.constexpr  # 2^x, a function of a tile and of SHARE
-    SHARE: gl.constexpr
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
@@ -71,23 +57,12 @@ class KeyProblem:
     def own(self, tile):
         """What a tile of this number is: (the problem of its sequence, first key, key head,
         sequence, first block of queries, end of these blocks, number of query heads, whether it is
-        divided). `share` divides tiles; BY_BLOCKS, programs are tiles but for those that are cut.
+        divided). `share` divides tiles.
         """
-        piece, divided = tile, False
-        if self.BY_BLOCKS:
-            piece = tile - self.first_cut
-            divided = (piece >= 0) & (piece < self.cut * self.PARTS)
-            beyond = gl.where(piece < 0, tile, tile - self.cut * (self.PARTS - 1))
-            tile = gl.where(divided, self.first_cut + piece // self.PARTS, beyond)
         mine, key, kv_head, sequence = self.locate(tile)
         begin, _, _, end = mine.blocks(key, self.BLOCK_KV)
-        heads = self.GROUP
-        if self.BY_BLOCKS:
-            mine = replaced(mine, piece=piece)
-            first, part = begin, piece % self.PARTS
-            begin = gl.where(divided, first + (end - first) * part // self.PARTS, begin)
-            end = gl.where(divided, first + (end - first) * (part + 1) // self.PARTS, end)
-        elif self.PARTS > 1:
+        heads, divided = self.GROUP, False
+        if self.PARTS > 1:
             heads, end, divided = mine.share(kv_head, begin, end)
         return mine, key, kv_head, sequence, begin, end, heads, divided
 
@@ -97,8 +72,7 @@ class KeyProblem:
         if self.RAGGED:
             return planned_tiles(self.plan) * self.kv_heads
         else:
-            tiles = gl.cdiv(self.kv_length, self.BLOCK_KV) * self.kv_heads * self.batch
-            return tiles + self.cut * (self.PARTS - 1) if self.BY_BLOCKS else tiles
+            return gl.cdiv(self.kv_length, self.BLOCK_KV) * self.kv_heads * self.batch
 
     @gluon.jit
     def locate(self, tile):
@@ -181,7 +155,7 @@ class KeyProblem:
     @gluon.jit
     def whole(self, kv_head):
         """The key head of a part of its group."""
-        if self.PARTS > 1 and not self.BY_BLOCKS:
+        if self.PARTS > 1:
             return kv_head // self.PARTS
         else:
             return kv_head
@@ -210,7 +184,7 @@ class KeyProblem:
             tile += self.kv_first // self.BLOCK_KV + self.sequence
         else:
             tile += self.sequence * gl.cdiv(self.kv_length, self.BLOCK_KV)
-        return self.piece if self.BY_BLOCKS else tile * self.kv_heads + kv_head
+        return tile * self.kv_heads + kv_head
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):
@@ -344,6 +318,5 @@ class KeyProblem:
         if self.LEFT or self.RIGHT or self.EDGE:
             if masked:
                 s = self.masked(s, key, query)
-        p = self.EXP2(s * self.scale_log2 - lse2[None, :], self.SHARE)
-        p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
+        p = gl.exp2(s * self.scale_log2 - lse2[None, :])
         return p, p * (1.0 - capped * capped) if self.CAP else p

@@ -307,8 +307,6 @@ class Workspace(NamedTuple):
 def new_meeting(request: Request, config: BackwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for `Workspace.sums` and `Workspace.arrivals`, of divided groups."""
     places = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    if config.cut is not None:
-        places = config.cut[1]
     dims = sum(sum(config.widths(x.shape[3])) for x in (request.k, request.v))
     sums = request.q.new_empty((places, config.parts, config.block_kv, dims), dtype=torch.float32)
     return sums, request.q.new_empty(places * CONSUMERS.value, dtype=torch.int32)

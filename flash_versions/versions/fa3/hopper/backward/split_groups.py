@@ -54,7 +54,7 @@ class Parts:
         """
         stores = True
         if problem.PARTS > 1:
-            stores = kv_head % (1 if problem.BY_BLOCKS else problem.PARTS) == 0
+            stores = kv_head % problem.PARTS == 0
             if divided:
                 dk, dv, stores = self.add_up(problem, dk, dv, key, kv_head, CONSUMER)
         return dk, dv, stores
