@@ -22,10 +22,9 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import exact
 from flash_versions.versions.fa3.hopper import host as forward_hopper
+from flash_versions.versions.fa3.hopper.backward import config as of_gradients
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.backward.config import choose_parts, config_of_dims
-from flash_versions.versions.fa3.hopper.backward.config import default_config as default_backward
-from flash_versions.versions.fa3.hopper.config import default_config
+from flash_versions.versions.fa3.hopper.config import default_config, shares_tail
 from flash_versions.versions.fa3.hopper.decode import host as decode_hopper
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles.tma import undescribable
@@ -71,21 +70,21 @@ def kind_of(request: Request) -> tuple | None:
     return forward_hopper.kind_of(request)
 
 
-def kind_of_forward(request: Request) -> tuple | None:
+def kind_of_forward(request: Request) -> tuple[bool] | None:
     """What decides about the forward beside the request's kind."""
-    return None if forward.left_to_splits(request) else ()
+    return None if forward.left_to_splits(request) else (shares_tail(request),)
 
 
 def choose_backward(request: Request) -> Backward:
     """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
     if request.batch_invariant or gradients_left(request):
         return fa2_backward.backward
-    return backward_hopper.Gradients(request, default_backward(request))
+    return backward_hopper.Gradients(request, of_gradients.default_config(request))
 
 
 def kind_of_gradients(request: Request) -> tuple:
     """What decides about the gradients beside the request's kind."""
-    return choose_parts(request, config_of_dims(request)), request.is_deterministic
+    return *of_gradients.choose_sharing(request), request.is_deterministic
 
 
 def gradients_left(request: Request) -> str | None:

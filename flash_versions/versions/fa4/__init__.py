@@ -11,7 +11,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.verified import is_verified
 from flash_versions.dispatch.version import Chosen, Forward, Version
 from flash_versions.versions import fa3
-from flash_versions.versions.fa3.hopper.config import prefers_order, prefers_order_in_fp8
+from flash_versions.versions.fa3.hopper import config
 from flash_versions.versions.fa4 import ablation, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
@@ -22,7 +22,7 @@ from flash_versions.versions.fa4.hopper.config import default_config
 def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in FA3's order."""
     if request.precision is not None:
-        in_order = prefers_order_in_fp8(request)
+        in_order = config.prefers_order_in_fp8(request)
         return fa3.choose_fp8(request, fa3.forward_quantized if in_order else forward_quantized)
     return fa3.choose_among(request, plan_hopper, plan_portable)
 
@@ -30,9 +30,9 @@ def choose_forward(request: Request) -> Forward:
 def plan_hopper(request: Request) -> Forward:
     """The kernel for Hopper, as planned for requests of this class. Where products take less time
     than the softmax, three consumers that wait for each product may be faster than two that overlap
-    theirs. FA4's kernel always overlaps, so FA3's serves.
+    theirs. FA4's kernel always overlaps, so FA3's serves, and where programs share tiles.
     """
-    if prefers_order(request):
+    if config.prefers_order(request) or config.shares_tail(request):
         return fa3.plan_hopper(request)
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan, others=(None,))

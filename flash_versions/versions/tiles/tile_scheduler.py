@@ -102,6 +102,23 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
     return Scheduler(gl.to_tensor(number), counters, claimed, full, empty, KIND)
 
 
+@gluon.jit
+def find_piece(number, whole, PARTS: gl.constexpr):
+    """(tile, piece) of a program's number, where PARTS programs share each tile from number `whole`
+    on: pieces are counted from 0, and a program with a whole tile has a piece below 0.
+    """
+    piece = number - whole
+    return gl.where(piece < 0, number, whole + piece // PARTS), piece
+
+
+@gluon.jit
+def blocks_of_piece(begin, end, piece, PARTS: gl.constexpr):
+    """(begin, end) of a piece's share of the blocks of its tile."""
+    part, blocks = piece % PARTS, end - begin
+    first, last = begin + blocks * part // PARTS, begin + blocks * (part + 1) // PARTS
+    return gl.where(piece < 0, begin, first), gl.where(piece < 0, end, last)
+
+
 class Counters:
     """Sets of counters for launches, 0 before and after each.
 

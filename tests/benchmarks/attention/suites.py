@@ -32,13 +32,10 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
-from flash_versions.dispatch.launch import Plan  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.lessons import LESSONS  # noqa: E402
-from flash_versions.versions.fa3.hopper import host as forward_on_hopper  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
-from flash_versions.versions.fa3.hopper.config import default_config as forward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
@@ -423,9 +420,6 @@ def divided_groups(name, small):
         found += calls(row, {"fa3": version("fa3", config)}, copies, WAYS[1:])
     for parts in (1, 2, 4):
         config, is_default = replace(default, parts=parts), parts == default.parts
-        if not is_default and request.window_right is not None and not request.is_deterministic:
-            heads = min(batch * kv_heads, backward_config.heads_in_cache(request))
-            config = replace(config, section=heads)
         row = about | {"name": f"{parts}", "parts": parts, "default": is_default}
         found += calls(row, {"fa3": version("fa3", config)}, one, WAYS[1:])
     yield found
@@ -588,48 +582,6 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
-SPLITS, STEPS = (512, 1024, 2048, 4096), ("long", "fills")
-
-
-def in_splits(request, keys, **changes):
-    """An exact forward in splits of so many keys; a step of decoding with other switches, too."""
-    if decode_by_tma.left_to_gathering(request):
-        plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
-        split = {"SPLIT": keys // plan.config.block_kv}
-        plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
-        return forward_on_hopper.launch(plan, request)[0]
-    config = replace(decode_by_tma.default_config(request), split=keys, **changes)
-    return decode_by_tma.forward(request, config)[0]
-
-
-def splits(name, small):
-    """Exact calls in splits of several sizes beside the fast call: causal forwards or steps of
-    decoding, which at 64 dims have more slots, too.
-    """
-    kind, head_dim, kv_heads = name.split()
-    head_dim, kv_heads = int(head_dim), int(kv_heads)
-    functions = {str(n): partial(in_splits, keys=n) for n in SPLITS}
-    if kind == "forward":
-        shapes = [(16384 // n, n, "full", None) for n in (4096, 8192, 16384)]
-    else:
-        shapes = PRICED[kind]
-        if head_dim == 64:
-            functions["4096, 6 slots"] = partial(in_splits, keys=4096, slots=6)
-    for batch, length, lengths, page in shapes:
-        if small:
-            batch, length, kv_heads = 1, 4224, 1
-        queries = length if kind == "forward" else 1
-        heads = kv_heads * (2 if small else 4)
-        cache = Cache(batch, length, lengths, page, head_dim, heads, kv_heads, queries)
-        request = cache.request()
-        pairs = sum(cache.drawn()) * cache.heads * (queries + 1) / 2
-        one = Given(request, torch.empty_like(request.q), pairs)
-        about = {"name": name, **cache._asdict()}
-        invariant = one._replace(request=request._replace(batch_invariant=True))
-        found = calls(about, {"fast": OURS["fa4"]}, one, WAYS[:1])
-        yield found + calls(about, functions, invariant, WAYS[:1])
-
-
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
@@ -652,11 +604,6 @@ SUITES = {
     "invariance": (
         [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
     ),
-    "splits": (
-        ["forward 64 8", "forward 128 8"]
-        + [f"{kind} {n} {heads}" for heads in (8, 4, 2) for kind in STEPS for n in (64, 128)],
-        splits,
-    ),
 }  # fmt: skip
 
 
@@ -671,25 +618,22 @@ def of_peers(rows):
 
 
 def against_peers(rows):
-    """Lines that say how many times as fast the default is as the better peer: by shape, and of a
-    pass the geometric mean and the worst.
+    """Lines of how many times as fast as the better peer the default is: for each shape and pass,
+    and of a pass the geometric mean and the worst.
     """
-    found = {way: {} for way in WAYS}
+    times = {}
     for row in (x for x in rows if "ms_p50" in x):
-        shape = tuple(row[x] for x in ("batch", "queries", "keys", "heads", "group", "head_dim"))
-        times = found[row["pass"]].setdefault((*shape, "causal" if row["causal"] else "full"), {})
-        times[row["version"]] = row["ms_p50"]
-    for way, shapes in found.items():
-        yield f"{way}: batch, queries, keys, heads, group, head_dim, mask: ratio to"
+        shape = [row[x] for x in ("pass", "batch", "queries", "keys", "heads", "group", "head_dim")]
+        times.setdefault((*shape, row["causal"]), {})[row["version"]] = row["ms_p50"]
+    for way in WAYS:
         ratios = []
-        for shape, times in shapes.items():
-            theirs = min((x for x in times if x not in OURS), key=times.get, default=None)
-            if theirs and DEFAULT[way] in times:
-                ratios.append(times[theirs] / times[DEFAULT[way]])
-                yield f"  {', '.join(map(str, shape))}: {ratios[-1]:.3f} {theirs}"
+        for shape, found in times.items():
+            theirs = [t for name, t in found.items() if name not in OURS]
+            if shape[0] == way and theirs and DEFAULT[way] in found:
+                ratios.append(min(theirs) / found[DEFAULT[way]])
+                yield f"{shape}: {ratios[-1]:.3f}"
         if ratios:
-            mean, worst = statistics.geometric_mean(ratios), min(ratios)
-            yield f"  {len(ratios)} shapes: geometric mean {mean:.3f}, worst {worst:.3f}"
+            yield f"{way}: mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
 
 
 def measure(suite, name):

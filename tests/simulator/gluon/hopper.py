@@ -71,7 +71,7 @@ def check(version, config, *inputs, **options):
     assert_ok(assess_request(attend(version, request, config), request))
 
 
-def differentiate(request, config=None, do=None, dlse=None, backward=BACKWARD.backward, **more):
+def differentiate(request, config=None, do=None, dlse=None):
     """({name: gradient}, do) of a simulated backward."""
     assert BACKWARD.left_to_portable(in_vectors(request)) is None
     q, k, v = (x.double() for x in request[:3])
@@ -79,7 +79,7 @@ def differentiate(request, config=None, do=None, dlse=None, backward=BACKWARD.ba
     o = o.to(request.q.dtype)
     do = torch.randn(o.shape).to(o.dtype) if do is None else do
     given = in_vectors(request), widened(o), lse.float(), None, widened(do), dlse, config
-    *found, dsink = backward(*given, **more)
+    *found, dsink = BACKWARD.backward(*given)
     named = zip(("dq", "dk", "dv"), found, request[:3])
     gradients = {name: narrowed(x, like) for name, x, like in named}
     assert (dsink is None) == (request.sink is None)

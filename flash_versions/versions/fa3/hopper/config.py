@@ -20,7 +20,7 @@ FP16_SCORES_THREE_TO_TWO = 1.12, 1.0  # in FP8 up to 128 dims with scores in fp1
 SHORT = 4096
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a third slot of K
-SCHEDULERS = ("grid", "static", "dynamic")
+LEAST_SHARED = 16  # blocks of a tile that programs share
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,10 @@ class HopperConfig:
         late_wait: wait for P V after the softmax, as the paper does; ptxas would move this wait to
             before the softmax. Without overlap it changes nothing.
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
-        section: query heads, of all sequences, whose tiles are worked on together; None chooses
-            (`host.even_section`).
         heads: query heads of a group that share a tile, a power of two. A tile then has fewer
             queries, all of which see nearly the same keys: a causal mask hides less of its blocks,
             and few queries fill it. Not for FP8 and ALiBi, which have numbers for each head.
+        tail: programs that share the keys of each tile of the last wave, of persistent programs.
     """
 
     consumers: int = 2
@@ -55,8 +54,8 @@ class HopperConfig:
     ping_pong: bool = True
     late_wait: bool = False
     scheduler: str = "static"
-    section: int | None = None
     heads: int = 1
+    tail: int = 1
 
     def __post_init__(self) -> None:
         if self.consumers not in (2, 3):
@@ -75,12 +74,8 @@ class HopperConfig:
             )
         if self.heads not in (1, 2, 4, 8, 16, 32):
             raise ValueError(f"heads={self.heads} is not possible; powers of two up to 32 are.")
-        if self.section is not None and self.section < 1:
-            raise ValueError(f"section={self.section} must be at least 1.")
-        if self.scheduler not in SCHEDULERS:
-            raise ValueError(
-                f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
-            )
+        if self.scheduler not in ("grid", "static", "dynamic"):
+            raise ValueError(f"scheduler={self.scheduler!r} is not grid, static or dynamic.")
 
     @property
     def block_q(self) -> int:
@@ -119,7 +114,7 @@ def default_config(request: Request) -> HopperConfig:
             3, stages=3, q_stages=1, o_columns=64, overlap=False, ping_pong=False,
             scheduler=scheduler, heads=heads_of_tile(request)
         )  # fmt: skip
-    return overlapping_config(request)
+    return replace(overlapping_config(request), tail=2 if shares_tail(request) else 1)
 
 
 def overlapping_config(request: Request) -> HopperConfig:
@@ -152,6 +147,33 @@ def is_plain(request: Request) -> bool:
     plain = request.softcap is None and request.alibi_slopes is None and request.sink is None
     bounded = request.window_left is not None or request.window_right not in (None, 0)
     return plain and not (bounded or request.is_ragged or request.has_intervals)
+
+
+def are_alike(request: Request) -> bool:
+    """Whether all tiles take the same time, and nothing asks for an order of additions."""
+    ordered = request.batch_invariant or request.is_deterministic
+    plain = is_plain(request) and request.window_right is None
+    return plain and request.precision is None and not ordered
+
+
+def has_short_wave(request: Request, tiles: int, blocks: int) -> bool:
+    """Whether programs should share the tiles of the last wave, of so many blocks each: it fills at
+    most half of the SMs, behind full ones (docs/understand/log.md).
+    """
+    sms = devices[request.q.device].num_sms
+    last = tiles % sms if tiles > sms else 0
+    return 0 < last <= sms // 2 and blocks >= LEAST_SHARED and are_alike(request)
+
+
+def shares_tail(request: Request) -> bool:
+    """Whether two programs share each tile of the forward's last wave: up to head_dim 64."""
+    if max(request.q.shape[3], request.v.shape[3]) > 64:
+        return False
+    rows = (2 if prefers_two_consumers(request) else 3) * WARPGROUP_ROWS.value
+    batch, queries, heads, _ = request.q.shape
+    together = heads_of_tile(request)
+    tiles = cdiv(queries, rows // together) * (heads // together) * batch
+    return has_short_wave(request, tiles, cdiv(request.k.shape[1], 128))
 
 
 def heads_of_tile(request: Request) -> int:

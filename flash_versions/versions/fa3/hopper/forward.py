@@ -432,19 +432,22 @@ def consume(
             row_max -= scales.SHIFT  # which row_sum counts
         if totals.SPLIT == 0:
             row_sum = row_sum.total()
-        out, lse = acc.finalized(row_max, row_sum)
-        if scales.FP8:
-            out = out.scaled(tile_scales.value)
-        mine.store_lse(lse_out, lse, sequence, head, query)
-        COLUMNS: gl.constexpr = o.block_type.shape[-1]
-        parts = out.parts(COLUMNS)
-        box = mine.q_box(sequence, head, query)
-        o_tile = buffers.o.tiles.index(CONSUMER)
-        for i in gl.static_range(len(parts)):
-            tma.store_wait(0)  # of the part before
-            as_matrix(o_tile).store(parts[i].to(o.dtype))
-            fence_async_shared()
-            store_tile(o, moved(box, i * COLUMNS), o_tile)
+        if problem.TAIL > 1:
+            acc, row_max, row_sum, stores = totals.join(mine, acc, row_max, row_sum, CONSUMER)
+        if problem.TAIL == 1 or stores:
+            out, lse = acc.finalized(row_max, row_sum)
+            if scales.FP8:
+                out = out.scaled(tile_scales.value)
+            mine.store_lse(lse_out, lse, sequence, head, query)
+            COLUMNS: gl.constexpr = o.block_type.shape[-1]
+            parts = out.parts(COLUMNS)
+            box = mine.q_box(sequence, head, query)
+            o_tile = buffers.o.tiles.index(CONSUMER)
+            for i in gl.static_range(len(parts)):
+                tma.store_wait(0)  # of the part before
+                as_matrix(o_tile).store(parts[i].to(o.dtype))
+                fence_async_shared()
+                store_tile(o, moved(box, i * COLUMNS), o_tile)
         tile = scheduler.receive(round)
         round += 1
     tma.store_wait(0)
@@ -465,7 +468,7 @@ def forward_kernel(
     FP8: gl.constexpr, FP16_SCORES: gl.constexpr, PER_BLOCK: gl.constexpr, SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     PING_PONG: gl.constexpr, SCHEDULER: gl.constexpr,
-    OVERLAP: gl.constexpr, LATE_WAIT: gl.constexpr, SPLIT: gl.constexpr
+    OVERLAP: gl.constexpr, LATE_WAIT: gl.constexpr, SPLIT: gl.constexpr, TAIL: gl.constexpr
 ):  # fmt: skip
     """Divide the warps of a program into consumers, four each, and one producer. Of 64 K registers,
     those of a thread are the last list; Triton counts the producer's warp as a warpgroup.
@@ -474,17 +477,17 @@ def forward_kernel(
         plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
-        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
+        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2], TAIL
     )  # fmt: skip
     scales = make_scales(
         q_scale, k_scale, v_scale, v_reference, FP8, FP16_SCORES, PER_BLOCK, SHIFT
     )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
-    totals = Totals(totals, CONSUMERS, SPLIT)
+    totals = Totals(totals, counters, CONSUMERS, SPLIT)
     schedule = Schedule(CONSUMERS, Q_STAGES, OVERLAP, PING_PONG, LATE_WAIT)
     buffers = make_buffers(q, k, v, bounds, o, CONSUMERS, STAGES, Q_STAGES, LISTED, False)
-    scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
+    scheduler = make_scheduler(problem.num_pieces(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -16,6 +16,7 @@ from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
+    are_alike,
     default_config,
     has_fp16_scores,
     heads_of_tile,
@@ -34,11 +35,13 @@ from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_b
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
 FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
+MOST_COUNTERS = 512  # of a launch: two, and one for each consumer and shared tile
 EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
 SIXTEEN_BITS = torch.float16, torch.bfloat16  # what WGMMA multiplies here, beside FP8
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
+tail_counters = Counters(MOST_COUNTERS, launches=1024)
 launch_forward = Launcher(forward_kernel)
 
 
@@ -164,11 +167,11 @@ def even_section(request: Request) -> int:
     return least
 
 
-def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
+def numbers(request: Request, least: int = 1) -> tuple:
     """The values of COUNTS; a section has at least `least` heads."""
     batch, q_length, heads, _ = request.q.shape
-    section = max(section or even_section(request), least)
     bounds, scales = window_bounds(request), score_scales(request)
+    section = max(even_section(request), least)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 
 
@@ -179,8 +182,7 @@ def numbers_of(request: Request, config: HopperConfig) -> tuple:
         batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
         lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
     apart = (kv_apart(request) or 0) if request.is_ragged else 0
-    counts = numbers(request, config.section, config.heads)
-    return *counts, apart, *slopes_strides(request), *lines
+    return *numbers(request, config.heads), apart, *slopes_strides(request), *lines
 
 
 def slopes_strides(request: Request) -> tuple[int, int]:
@@ -309,6 +311,9 @@ def make_plan(
     """The plan of a request's class; dtype is that of the tensors that the kernel reads, the rest
     for FP8.
     """
+    alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
+    if config.tail != 1 and not (config.tail > 1 and alike):
+        raise ValueError(f"tail={config.tail} is for tiles that are alike, of one panel of V.")
     return Plan(
         launch_forward,
         config,
@@ -317,6 +322,7 @@ def make_plan(
             "OVERLAP": config.overlap,
             "LATE_WAIT": config.late_wait,
             "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
+            "TAIL": config.tail,
         },
         boxes_of(request, config),
     )
@@ -356,8 +362,14 @@ def launch(
     q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
     o, lse = new_outputs(request, O_MULTIPLE)
     programs = num_programs(request, config)
-    if constants.get("SPLIT"):
-        rows, width = programs * config.block_q, sum(panel_widths(v.shape[3]))
+    claims = counters.take(o.device) if config.scheduler == "dynamic" else None
+    states = programs if constants.get("SPLIT") else 0
+    if config.tail > 1:
+        shared = num_tiles(request, config) % programs
+        claims = tail_counters.take(o.device, 2 + shared * config.consumers)
+        states = shared * config.tail
+    if states:
+        rows, width = states * config.block_q, sum(panel_widths(v.shape[3]))
         others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
     absent: Any = plan.absent(lse)
     tiles: Any = absent
@@ -376,7 +388,7 @@ def launch(
             o_box(o),
             *second,
             lse,
-            counters.take(o.device) if config.scheduler == "dynamic" else absent,
+            absent if claims is None else claims,
             tiles,
             absent if request.alibi_slopes is None else request.alibi_slopes,
             absent if request.sink is None else request.sink,

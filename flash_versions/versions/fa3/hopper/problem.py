@@ -9,6 +9,7 @@ from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -45,6 +46,8 @@ class QueryProblem:
     window_right: gl.tensor
     scale_log2: gl.tensor
     cap_scale: gl.tensor
+    piece: gl.tensor  # of a tile that TAIL programs share, see `find_piece`
+    TAIL: gl.constexpr
     GROUP: gl.constexpr
     HEADS: gl.constexpr  # of a group, whose queries are rows of one tile, head by head
     LEFT: gl.constexpr  # the window has a left bound
@@ -73,6 +76,12 @@ class QueryProblem:
             return tiles * (self.heads // self.HEADS) * self.batch
 
     @gluon.jit
+    def num_pieces(self):
+        """How many times a program takes a tile, or a piece of one that is in the last wave."""
+        tiles = self.num_tiles()
+        return tiles + tiles % gl.num_programs(0) * (self.TAIL - 1) if self.TAIL > 1 else tiles
+
+    @gluon.jit
     def locate(self, tile):
         """Tile number -> (the problem of its sequence and head, first query, first head, sequence).
 
@@ -82,6 +91,10 @@ class QueryProblem:
         q and o all packed sequences are sequence 0.
         """
         heads, queries = self.heads // self.HEADS, self.queries(self.BLOCK_Q)
+        if self.TAIL > 1:
+            tiles = self.num_tiles()
+            tile, piece = find_piece(tile, tiles - tiles % gl.num_programs(0), self.TAIL)
+            self = replaced(self, piece=piece)
         if self.RAGGED:
             tiles, rows = planned_tiles(self.plan), heads
         else:
@@ -176,6 +189,8 @@ class QueryProblem:
             return 1 - self.lists.number, gl.to_tensor(1)
         else:
             begin, _, _, end = self.blocks(query, self.BLOCK_Q)
+            if self.TAIL > 1:
+                begin, end = blocks_of_piece(begin, end, self.piece, self.TAIL)
             return begin, end
 
     @gluon.jit
@@ -279,7 +294,7 @@ def make_query_problem(
     LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr, CUT: gl.constexpr,
     UNEVEN: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr,
     ALIBI: gl.constexpr, SINK: gl.constexpr, LISTED: gl.constexpr, CONSUMERS: gl.constexpr,
-    BLOCK_KV: gl.constexpr
+    BLOCK_KV: gl.constexpr, TAIL: gl.constexpr = 1
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
     mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
@@ -290,6 +305,7 @@ def make_query_problem(
         plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
-        LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
+        gl.to_tensor(0), TAIL, GROUP, HEADS, LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED,
+        CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip

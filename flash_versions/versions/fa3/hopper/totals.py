@@ -14,6 +14,8 @@ Registers hold one accumulator, so the total is in memory: 64 rows in fp32, whic
 cache and which only the consumer's own threads read and write. At head_dim 128 that is a load and
 a store of 32 KiB for every 4096 keys, whose 32 blocks take the tensor cores 32,000 cycles.
 
+Programs that share the keys of a tile, as the last wave is short, merge likewise (`Totals.join`).
+
 A merge multiplies and adds by an explicit `fma`: ptxas could contract either of the two products,
 and need not choose alike in two kernels.
 """
@@ -53,7 +55,8 @@ class Totals:
     pointer is any.
     """
 
-    memory: gl.tensor  # pointer to fp32: for each program and consumer 64 rows of O, m and l
+    memory: gl.tensor  # fp32: for each program, or piece, and consumer 64 rows of O, m and l
+    counters: gl.tensor  # int32, 0 at the launch: the scheduler's two, then those of `join`
     CONSUMERS: gl.constexpr
     SPLIT: gl.constexpr  # blocks of keys
 
@@ -71,19 +74,22 @@ class Totals:
             return gl.maximum(begin, split * self.SPLIT)
 
     @gluon.jit
-    def places(self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH: gl.constexpr):
+    def places(self, like, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH, piece=None):
         """Pointers to an accumulator's numbers, whose first one is in a column, and to m; l is 64
-        numbers further.
+        numbers further. They are this program's, or those of a piece.
         """
         ROWS: gl.constexpr = WARPGROUP_ROWS
-        mine = gl.program_id(0) * self.CONSUMERS + CONSUMER
+        number = gl.program_id(0) if piece is None else piece
+        mine = number * self.CONSUMERS + CONSUMER
         own = self.memory + mine.to(gl.int64) * (ROWS * (WIDTH + 2))
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, like.type.layout))
         dim = gl.arange(0, like.shape[1], layout=gl.SliceLayout(0, like.type.layout)) + COLUMN
         return own + (row[:, None] * WIDTH + dim[None, :]), own + ROWS * WIDTH + row
 
     @gluon.jit
-    def add(self, x, kept, alpha, weight, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH):
+    def add(
+        self, x, kept, alpha, weight, CONSUMER: gl.constexpr, COLUMN: gl.constexpr, WIDTH, piece
+    ):
         """Keep an accumulator, whose first column this is, or add it to what is kept, a few columns
         at a time: registers may have no room for another accumulator.
         """
@@ -91,26 +97,27 @@ class Totals:
         parts = parts_of(x, PART)
         for i in gl.static_range(len(parts)):
             part = parts[i]
-            places, _ = self.places(part, CONSUMER, COLUMN + i * PART, WIDTH)
+            places, _ = self.places(part, CONSUMER, COLUMN + i * PART, WIDTH, piece)
             if kept:
                 part = part * per_row(weight, part)[:, None]
                 part = gl.fma(gl.load(places), per_row(alpha, part)[:, None], part)
             gl.store(places, part)
 
     @gluon.jit
-    def close(self, acc, row_max, row_sum, kept, CONSUMER: gl.constexpr):
+    def close(self, acc, row_max, row_sum, kept, CONSUMER: gl.constexpr, piece=None):
         """Merge the state of a split into the total that is kept; if none is, it is the total."""
         WIDTH: gl.constexpr = acc.width()
-        _, values = self.places(acc.first, CONSUMER, 0, WIDTH)
+        _, values = self.places(acc.first, CONSUMER, 0, WIDTH, piece)
         alpha, weight = row_sum, row_sum
         if kept:
             kept_max, kept_sum = gl.load(values), gl.load(values + WARPGROUP_ROWS)
             row_max, row_sum, alpha, weight = merge_rows(kept_max, kept_sum, row_max, row_sum)
         gl.store(values, row_max)
         gl.store(values + WARPGROUP_ROWS, row_sum)
-        self.add(acc.first, kept, alpha, weight, CONSUMER, 0, WIDTH)
+        self.add(acc.first, kept, alpha, weight, CONSUMER, 0, WIDTH, piece)
         if acc.PANELS == 2:
-            self.add(acc.second, kept, alpha, weight, CONSUMER, acc.first.shape[1], WIDTH)
+            COLUMN: gl.constexpr = acc.first.shape[1]
+            self.add(acc.second, kept, alpha, weight, CONSUMER, COLUMN, WIDTH, piece)
         thread_barrier()  # of the four threads that share a row, one may store m and l for all
 
     @gluon.jit
@@ -127,3 +134,34 @@ class Totals:
             alpha, weight = per_row(alpha, second), per_row(weight, second)
             second = gl.fma(gl.load(places), alpha[:, None], second * weight[:, None])
         return Output(first, second, acc.PANELS), row_max, row_sum
+
+    @gluon.jit
+    def join(self, problem, acc, row_max, row_sum, CONSUMER: gl.constexpr):
+        """The state of a tile, and whether this program stores it: (acc, row_max, row_sum, stores).
+        Of a tile that programs share, each leaves its state in memory. The last one gets the state
+        of all keys, merged in their order, so that every run has the same bits.
+        """
+        row_max, row_sum = per_row(row_max, acc.first), per_row(row_sum, acc.first)
+        total, stores = acc.first, problem.piece < 0
+        if problem.piece >= 0:
+            self.close(acc, row_max, row_sum, False, CONSUMER, problem.piece)
+            tile = problem.piece // problem.TAIL
+            arrived = self.counters + (2 + tile * self.CONSUMERS + CONSUMER)
+            stores = gl.atomic_add(arrived, 1, sem="acq_rel") == problem.TAIL - 1
+            thread_barrier()
+            if stores:
+                gl.store(arrived, 0)
+                first = tile * problem.TAIL
+                total, row_max, row_sum = self.left(total, first, CONSUMER)
+                for piece in range(first + 1, first + problem.TAIL):
+                    more = self.left(total, piece, CONSUMER)
+                    total, row_max, row_sum = merge(total, row_max, row_sum, *more)
+        return Output(total, acc.second, acc.PANELS), row_max, row_sum, stores
+
+    @gluon.jit
+    def left(self, like, piece, CONSUMER: gl.constexpr):
+        """The state of a piece, of one panel, from L2: L1 may hold what was there before."""
+        places, values = self.places(like, CONSUMER, 0, like.shape[1], piece)
+        row_max = gl.load(values, cache_modifier=".cg")
+        row_sum = gl.load(values + WARPGROUP_ROWS, cache_modifier=".cg")
+        return gl.load(places, cache_modifier=".cg"), row_max, row_sum

@@ -395,8 +395,9 @@ def forward_kernel(
         lse_out, mods, lists, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, 1,
-        LEFT, RIGHT, EDGE, CUT, False, CAP, False, False, TILES * ROWS, BLOCK_KV
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
+        gl.to_tensor(0), 1, GROUP, 1, LEFT, RIGHT, EDGE, CUT, False, CAP, False, False,
+        TILES * ROWS, BLOCK_KV
     )  # fmt: skip
     schedule = Schedule(THRESHOLD, EIGHTHS, DEGREE)
     D: gl.constexpr = o.block_type.shape[3]

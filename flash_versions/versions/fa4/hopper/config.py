@@ -39,8 +39,8 @@ class RolesConfig(HopperConfig):
             raise ValueError(f"threshold={self.threshold} is not possible; 0 to 8 are.")
         if self.eighths not in range(9):
             raise ValueError(f"eighths={self.eighths} is not possible; 0 to 8 are.")
-        if not self.overlap or self.late_wait:
-            raise ValueError("overlap and late_wait are FA3's; leave them as they are.")
+        if not self.overlap or self.late_wait or self.tail > 1:
+            raise ValueError("overlap, late_wait and tail are FA3's; leave them as they are.")
 
 
 def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:

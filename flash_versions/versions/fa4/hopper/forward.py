@@ -18,9 +18,9 @@ What changes.
 * One multiply-add for an exponent in FP8 with scales of heads or tensors (`starts.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
-Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
-FA3's kernel (`prefers_order` and `prefers_order_in_fp8` in fa3/hopper/config.py). In FP8 that is so
-for the caller's 8-bit tensors only.
+Where products are so short that FA3's three consumers in order are faster, or programs share tiles,
+version "fa4" launches FA3's kernel (`prefers_order`, `shares_tail` and, for the caller's 8-bit
+tensors only, `prefers_order_in_fp8` in fa3/hopper/config.py).
 
 By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, and the
 polynomial is off. Starts are on in FP8 above 64 dims, unless scales are of blocks, as by default,

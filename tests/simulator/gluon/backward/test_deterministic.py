@@ -7,9 +7,9 @@ tile of keys a program has is seen by the K that it loads.
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.simulator.dtypes import float32
 from flash_versions.simulator.gluon.machine import ORDERS, using
 from flash_versions.simulator.gluon.tma import Load, Store
-from flash_versions.versions.fa3.hopper.backward import config
+from flash_versions.versions.fa3.hopper.backward import config, host
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
@@ -94,9 +94,8 @@ def differentiate(request, schedule=None, do=None, programs=None):
     what a program adds is what its tile adds.
     """
     schedule = schedule or default_config(request)
-    schedule = replace(schedule, scheduler="grid" if programs is None else "dynamic")
-    recorder = Recorder()
-    with using(watcher=recorder), devices.assume(gpu(programs or 1)):
+    recorder, by_tile = Recorder(), patch.dict(host.SCHEDULERS, {} if programs else {True: "grid"})
+    with using(watcher=recorder), devices.assume(gpu(programs or 1000)), by_tile:
         gradients, do = hopper.differentiate(request, schedule, do)
     return gradients, do, recorder
 

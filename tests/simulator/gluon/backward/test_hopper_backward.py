@@ -29,7 +29,6 @@ SCHEDULES = {
     "two slots of K": replace(EARLY, kv_stages=2),
     "many queries": replace(USUAL, block_q=128),
     "many queries, held": replace(HELD, block_q=128),
-    "grid": replace(USUAL, scheduler="grid", stages=3),
 }
 
 

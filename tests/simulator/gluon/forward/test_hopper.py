@@ -60,7 +60,7 @@ SCHEDULES = {
     "aligned tiles": {"block_kv": 128},
     "four stages": {"stages": 4},
     "one stage": {"stages": 1, "ping_pong": False},
-    "grid, heads by threes": {"scheduler": "grid", "section": 3},
+    "grid": {"scheduler": "grid"},
 }
 OWN = {
     "fa3": {

@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import panel_widths
-from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
+from flash_versions.versions.fa3.hopper.config import OTHER_BYTES, are_alike, has_short_wave
 from flash_versions.versions.tiles.rows import cdiv
 
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
@@ -20,6 +20,7 @@ STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
+TAIL = 4
 # Q, dO and dQ of running programs: 49.5 MiB fit in an H200's L2 cache.
 CACHED_BYTES = 50 << 20
 UNCACHED = 1.2  # times as long a step takes if they are more
@@ -56,9 +57,6 @@ class BackwardConfig:
             pair has one of dO, too.
         kv_stages: slots of K and V, with 128 keys and neither halves nor a pair: with two, the next
             tile's are loaded during this one.
-        scheduler: with 128 keys and neither halves nor a pair: "dynamic", as many programs as the
-            GPU holds, which walk from tile to tile, or "grid", a program for each tile; see
-            `tile_scheduler.Scheduler`.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
             dP comes, and P is kept in 16 bits.
@@ -71,8 +69,7 @@ class BackwardConfig:
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
         parts: divide the query heads of each key head over so many programs (`split_groups.py`).
-        section: key heads, of all sequences, between which consecutive programs alternate, with all
-            their parts; None: `heads_of_section`.
+        tail: programs that share the blocks of queries of each tile of the last wave (`pair` only).
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
             (`wider/pair.py`). For PAIR_DIMS of q and v together.
     """
@@ -81,13 +78,12 @@ class BackwardConfig:
     block_q: int = 64
     stages: int = 2
     kv_stages: int = 1
-    scheduler: str = "dynamic"
     early: bool = False
     held: bool = False
     panels: bool = False
     halves: bool = False
     parts: int = 1
-    section: int | None = None
+    tail: int = 1
     pair: bool = False
 
     def __post_init__(self) -> None:
@@ -107,8 +103,6 @@ class BackwardConfig:
             raise ValueError(f"kv_stages={self.kv_stages} is not possible; 1 and 2 are.")
         if self.kv_stages == 2 and (self.block_kv == 64 or self.by_halves):
             raise ValueError("kv_stages=2 fits block_kv=128, with neither halves nor a pair.")
-        if self.scheduler not in ("dynamic", "grid"):
-            raise ValueError(f"scheduler={self.scheduler!r} is unknown; use dynamic or grid.")
         if self.block_kv == 64 and self.stages != 2:
             raise ValueError(f"stages={self.stages} does not fit block_kv=64; use 2.")
         if self.stages < 2:  # for an early S; gradients of halves leave by two slots
@@ -137,6 +131,9 @@ class BackwardConfig:
             raise ValueError(
                 f"parts={self.parts} must divide the {request.group} heads of a group."
             )
+        alike = self.pair and self.parts == 1 and are_alike(request)
+        if self.tail != 1 and not (self.tail > 1 and alike):
+            raise ValueError(f"tail={self.tail} is for tiles of a pair, whole and alike.")
         if self.by_halves:
             if not self.has_room(request.q.shape[3], request.v.shape[3]):
                 most = f"{HALVES_DIMS} of halves" if self.halves else f"{PAIR_DIMS} of a pair"
@@ -202,8 +199,8 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request."""
-    config = config_of_dims(request)
-    return replace(config, parts=choose_parts(request, config))
+    parts, tail = choose_sharing(request)
+    return replace(config_of_dims(request), parts=parts, tail=tail)
 
 
 def config_of_dims(request: Request) -> BackwardConfig:
@@ -238,6 +235,20 @@ def tiles_of_keys(request: Request, block_kv: int) -> int:
     if request.is_ragged:
         return batch * kv_length // block_kv + request.batch
     return cdiv(kv_length, block_kv) * batch
+
+
+def shared_tiles(request: Request, config: BackwardConfig) -> int:
+    """The tiles that programs share, of all key heads: all, as `parts`, or as `tail` the last."""
+    tiles = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
+    return tiles if config.tail == 1 else tiles % devices[request.q.device].num_sms
+
+
+def choose_sharing(request: Request) -> tuple[int, int]:
+    """(parts, tail) by default."""
+    config = config_of_dims(request)
+    parts, tiles = choose_parts(request, config), shared_tiles(request, config)
+    whole, blocks = config.pair and parts == 1, cdiv(request.q.shape[1], config.block_q)
+    return parts, TAIL if whole and has_short_wave(request, tiles, blocks) else 1
 
 
 def choose_parts(request: Request, config: BackwardConfig) -> int:
@@ -302,8 +313,6 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     then, and are the first part's alone, which waits for tiles of the others (`turns`).
     """
     heads = request.k.shape[0] * request.k.shape[2]
-    if config.section is not None:
-        return config.section * config.parts
     if request.is_deterministic:
         fitting = heads_in_cache(request)
         most = min(max(MOST_ALTERNATING, short_heads(request, config)), heads)

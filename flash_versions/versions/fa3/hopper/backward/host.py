@@ -10,6 +10,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     heads_of_section,
+    shared_tiles,
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
@@ -25,6 +26,7 @@ from flash_versions.versions.tiles.ragged import ragged_box
 from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
+SCHEDULERS = {True: "tickets", False: "dynamic"}  # with turns, which then follow the tiles, or not
 # These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
@@ -149,16 +151,14 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
 def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
-    if config.kind != "narrow" or config.scheduler == "grid":
+    programs += shared_tiles(request, config) * (config.tail - 1)
+    if config.kind != "narrow":
         return programs
     return min(programs, devices[request.q.device].num_sms)
 
 
 def make_plan(launcher: Launcher, request: Request, config: BackwardConfig) -> BackwardPlan:
     """The plan of a request's kind."""
-    scheduler = config.scheduler
-    if scheduler == "dynamic" and request.is_deterministic:
-        scheduler = "tickets"  # so that turns are in the order of the tiles
     overlap = devices.launches_overlap(request.q.device)
     plan = BackwardPlan(
         launcher,
@@ -175,12 +175,13 @@ def make_plan(launcher: Launcher, request: Request, config: BackwardConfig) -> B
             "ORDERED": request.is_deterministic,
             "OVERLAP": overlap,
             "PARTS": config.parts,
+            "TAIL": config.tail,
             "PANELS": len(config.widths(request.q.shape[3])),
             "PANELS_V": len(config.widths(request.v.shape[3])),
             "KIND": config.kind,
             "STAGES": config.stages,
             "KV_STAGES": config.kv_stages,
-            "SCHEDULER": scheduler,
+            "SCHEDULER": SCHEDULERS[request.is_deterministic],
             "EARLY": config.early,
             "HELD": config.held,
         },

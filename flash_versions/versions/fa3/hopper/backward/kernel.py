@@ -196,7 +196,8 @@ def backward_kernel(
     GROUP: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr,
     CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
     SPANS: gl.constexpr, ORDERED: gl.constexpr,
-    OVERLAP: gl.constexpr, PARTS: gl.constexpr, PANELS: gl.constexpr, PANELS_V: gl.constexpr,
+    OVERLAP: gl.constexpr, PARTS: gl.constexpr, TAIL: gl.constexpr, PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
     KIND: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr, SCHEDULER: gl.constexpr,
     EARLY: gl.constexpr, HELD: gl.constexpr
 ):  # fmt: skip
@@ -221,7 +222,7 @@ def backward_kernel(
         none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED,
+        gl.to_tensor(cap_scale), none, GROUP, PARTS, TAIL, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED,
         BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)

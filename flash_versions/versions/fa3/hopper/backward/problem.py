@@ -10,6 +10,7 @@ from flash_versions.versions.fa3.hopper.intervals import KeySpans
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 
 
@@ -42,8 +43,10 @@ class KeyProblem:
     scale: gl.tensor
     scale_log2: gl.tensor
     cap_scale: gl.tensor
+    piece: gl.tensor  # of a tile that TAIL programs share, see `find_piece`
     GROUP: gl.constexpr
     PARTS: gl.constexpr  # of a group
+    TAIL: gl.constexpr
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
@@ -57,12 +60,21 @@ class KeyProblem:
     def own(self, tile):
         """What a tile of this number is: (the problem of its sequence, first key, key head,
         sequence, first block of queries, end of these blocks, number of query heads, whether it is
-        divided). `share` divides tiles.
+        divided). `share` divides tiles; TAIL, those behind the last full wave, as programs beside
+        the tiles say.
         """
+        piece = tile
+        if self.TAIL > 1:
+            tiles = self.num_tiles()
+            shared = (gl.num_programs(0) - tiles) // (self.TAIL - 1)
+            tile, piece = find_piece(tile, tiles - shared, self.TAIL)
         mine, key, kv_head, sequence = self.locate(tile)
         begin, _, _, end = mine.blocks(key, self.BLOCK_KV)
         heads, divided = self.GROUP, False
-        if self.PARTS > 1:
+        if self.TAIL > 1:
+            mine, divided = replaced(mine, piece=piece), piece >= 0
+            begin, end = blocks_of_piece(begin, end, piece, self.TAIL)
+        elif self.PARTS > 1:
             heads, end, divided = mine.share(kv_head, begin, end)
         return mine, key, kv_head, sequence, begin, end, heads, divided
 
@@ -184,7 +196,7 @@ class KeyProblem:
             tile += self.kv_first // self.BLOCK_KV + self.sequence
         else:
             tile += self.sequence * gl.cdiv(self.kv_length, self.BLOCK_KV)
-        return tile * self.kv_heads + kv_head
+        return self.piece if self.TAIL > 1 else tile * self.kv_heads + kv_head
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):

@@ -18,7 +18,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2.backward import compute_delta
 from flash_versions.versions.fa2.sink import sink_gradient
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tiles_of_keys
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, shared_tiles
 from flash_versions.versions.fa3.hopper.backward.split_groups import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import (
@@ -305,10 +305,11 @@ class Workspace(NamedTuple):
 
 
 def new_meeting(request: Request, config: BackwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for `Workspace.sums` and `Workspace.arrivals`, of divided groups."""
-    places = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
+    """Memory for `Workspace.sums` and `Workspace.arrivals`, of divided groups or shared tiles."""
+    places = shared_tiles(request, config)
     dims = sum(sum(config.widths(x.shape[3])) for x in (request.k, request.v))
-    sums = request.q.new_empty((places, config.parts, config.block_kv, dims), dtype=torch.float32)
+    shape = places, config.parts * config.tail, config.block_kv, dims
+    sums = request.q.new_empty(shape, dtype=torch.float32)
     return sums, request.q.new_empty(places * CONSUMERS.value, dtype=torch.int32)
 
 
@@ -355,7 +356,7 @@ def prepare(
     if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
-    if config.parts > 1:
+    if config.parts * config.tail > 1:
         sums, arrivals = new_meeting(request, config)
     blocks = -(-padded // plans.block) if tiles is None else tiles.number
     of_batch, of_row, of_head, _ = do.stride()

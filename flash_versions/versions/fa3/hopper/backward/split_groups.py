@@ -9,6 +9,8 @@ head k (`problem.KeyProblem`), so dQ and its turns stay as they are. dK and dV a
 parts. Each program leaves its sums in memory, in fp32. The one that comes last adds them up, part
 after part, whichever it is: the same bits in every run.
 
+Programs that share the queries of a tile, as the last wave is short (`tail`), meet likewise.
+
     each consumer of a program      dK, dV of its keys -> its own place in memory
                                     barrier of the warpgroup; counter of tile and consumer += 1
     of the one that counted last    sums = 0 + part 0 + part 1 ...  -> dK, dV, rounded
@@ -53,7 +55,7 @@ class Parts:
         them), which the last part does. If the tile is not divided, the first part has all heads.
         """
         stores = True
-        if problem.PARTS > 1:
+        if problem.PARTS * problem.TAIL > 1:
             stores = kv_head % problem.PARTS == 0
             if divided:
                 dk, dv, stores = self.add_up(problem, dk, dv, key, kv_head, CONSUMER)
@@ -66,19 +68,20 @@ class Parts:
         """
         SIZE: gl.constexpr = WARPGROUP_ROWS * (dk.width() + dv.width())
         place = problem.place(key, kv_head)
-        tile = place // problem.PARTS
+        PARTS: gl.constexpr = problem.PARTS * problem.TAIL
+        tile = place // PARTS
         mine = self.sums + (place * CONSUMERS + CONSUMER).to(gl.int64) * SIZE
         leave(mine, dv)
         leave(mine + WARPGROUP_ROWS * dv.width(), dk)
         thread_barrier()
         before = gl.atomic_add(self.arrivals + (tile * CONSUMERS + CONSUMER), 1, sem="acq_rel")
         thread_barrier()
-        is_last = before == problem.PARTS - 1
+        is_last = before == PARTS - 1
         if is_last:
-            first = self.sums + (tile * (problem.PARTS * CONSUMERS) + CONSUMER).to(gl.int64) * SIZE
+            first = self.sums + (tile * (PARTS * CONSUMERS) + CONSUMER).to(gl.int64) * SIZE
             APART: gl.constexpr = CONSUMERS * SIZE
-            dv = added(first, dv, APART, problem.PARTS)
-            dk = added(first + WARPGROUP_ROWS * dv.width(), dk, APART, problem.PARTS)
+            dv = added(first, dv, APART, PARTS)
+            dk = added(first + WARPGROUP_ROWS * dv.width(), dk, APART, PARTS)
         return dk, dv, is_last
 
 
