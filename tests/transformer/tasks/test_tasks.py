@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from transformer.generation.messages import encode_prompt
 from transformer.tasks import phrases, skills
+from transformer.tasks.beyond import KINDS
 from transformer.tasks.phrases import REPLIES, in_words
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import Marks
@@ -202,6 +203,17 @@ def test_two_numbers_in_words_do_not_read_as_one(monkeypatch):
         text = task.question(rng, name, a, b)
         if "x" not in text.lower().replace("six", ""):  # as in "fivexone"
             assert {whole.get(plain(x), a) for x in run.findall(text)} <= {a, b, 1, 2}, text
+
+
+def test_words_of_up_to_twenty_letters_are_spelled_and_longer_ones_declined():
+    rng, lengths = Random(3), set()
+    for task in 1500 * [TASKS["reverse"], TASKS["count"]]:
+        given = task.arguments(rng)
+        assert given[0].lower() in task.question(rng, *given).lower()
+        lengths.add(len(given[0]))
+    assert lengths == set(range(2, 21))
+    asked = [KINDS["words of more than twenty letters"](rng) for _ in range(1000)]
+    assert min(max(map(len, re.findall(r"\w+", text))) for text in asked) == 21
 
 
 def test_nobody_asks_for_a_distance_below_zero():
