@@ -579,24 +579,22 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
-SPLITS, STEPS = (512, 1024, 2048, 4096), ("long", "fills")
+SPLITS, STEPS = (2048, 2560, 2688, 2816, 3072, 4096), ("long", "fills")
 
 
-def in_splits(request, keys, **changes):
-    """An exact forward in splits of so many keys; a step of decoding with other switches, too."""
+def in_splits(request, keys):
+    """An exact forward, or a step of decoding, in splits of so many keys."""
     if decode_by_tma.left_to_gathering(request):
         plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
         split = {"SPLIT": keys // plan.config.block_kv}
         plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
         return forward_on_hopper.launch(plan, request)[0]
-    config = replace(decode_by_tma.default_config(request), split=keys, **changes)
+    config = replace(decode_by_tma.default_config(request), split=keys)
     return decode_by_tma.forward(request, config)[0]
 
 
 def splits(name, small):
-    """Exact calls in splits of several sizes beside the fast call: causal forwards or steps of
-    decoding, which at 64 dims have more slots, too.
-    """
+    """Exact calls in splits of several sizes beside the fast call: causal forwards or decoding."""
     kind, head_dim, kv_heads = name.split()
     head_dim, kv_heads = int(head_dim), int(kv_heads)
     functions = {str(n): partial(in_splits, keys=n) for n in SPLITS}
@@ -604,8 +602,6 @@ def splits(name, small):
         shapes = [(16384 // n, n, "full", None) for n in (4096, 8192, 16384)]
     else:
         shapes = PRICED[kind]
-        if head_dim == 64:
-            functions["4096, 6 slots"] = partial(in_splits, keys=4096, slots=6)
     for batch, length, lengths, page in shapes:
         if small:
             batch, length, kv_heads = 1, 4224, 1

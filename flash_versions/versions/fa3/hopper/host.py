@@ -309,6 +309,7 @@ def make_plan(
     """The plan of a request's class; dtype is that of the tensors that the kernel reads, the rest
     for FP8.
     """
+    keys = totals.split_keys(max(request.q.shape[3], request.v.shape[3]))
     return Plan(
         launch_forward,
         config,
@@ -316,7 +317,7 @@ def make_plan(
             **constants(request, config, scales, per_block, shift),
             "OVERLAP": config.overlap,
             "LATE_WAIT": config.late_wait,
-            "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
+            "SPLIT": keys // config.block_kv if request.batch_invariant else 0,
         },
         boxes_of(request, config),
     )
