@@ -92,13 +92,13 @@ def fold_block(
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
-    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, lengths,
+    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, lengths, SPLIT: tl.constexpr,
     scale_log2, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """One program for each tile of queries, head and sequence, and for each split of the keys.
-    Programs of a head have neighbouring numbers: they run at the same time and share K and V in the
-    L2 cache.
+    """One program for each tile of queries, head and sequence, and for each split of the keys: each
+    split stores its results as if it was a further sequence. Programs of a head have neighbouring
+    numbers: they run at the same time and share K and V in the L2 cache.
     """
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
@@ -113,7 +113,7 @@ def forward_kernel(
     last_key = tl.minimum(row + offset, kv_length - 1)
     end = tl.cdiv(tl.minimum(tile * BLOCK_Q + BLOCK_Q + offset, kv_length), BLOCK_KV)
     full_end = tl.maximum(tl.minimum(tile * BLOCK_Q + offset + 1, kv_length), 0) // BLOCK_KV
-    begin, full_end, end = share_of_keys(full_end, end)
+    begin, full_end, end = share_of_keys(full_end, end) if SPLIT else (0, full_end, end)
 
     q_tile = load_rows(head_of(q, q_strides, sequence, head, q_length), row, DIM)
     acc = tl.zeros([BLOCK_Q, DIM], tl.float32)
@@ -131,7 +131,7 @@ def forward_kernel(
     acc = acc * (1.0 / row_sum)[:, None]
     row_lse = (row_max + tl.log2(row_sum)) / LOG2E
 
-    sequence += tl.program_id(1) * (tl.num_programs(0) // tiles // heads)  # in this split's part
+    sequence += tl.program_id(1) * (tl.num_programs(0) // tiles // heads) if SPLIT else 0
     o = head_of(o, o_strides, sequence, head, q_length)
     tl.store(row_pointers(o, row, DIM), acc, mask=(row < q_length)[:, None])
     lse += (sequence.to(tl.int64) * heads + head) * q_length + row
@@ -162,13 +162,13 @@ def forward(request):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q_length, block_q) * heads * batch,)
-    grid, out, out_lse = split_keys(grid, k.shape[1] // block_kv, request.num_splits, o, lse)
+    grid, parts, lses = split_keys(grid, k.shape[1] // block_kv, request.num_splits, o, lse)
     forward_kernel[grid](
-        q, k, v, out, out_lse, q.stride(), k.stride(), v.stride(), out.stride(), request.kv_lengths,
+        q, k, v, parts, lses, *(x.stride() for x in (q, k, v, o)), request.kv_lengths, grid[1] > 1,
         request.scale * LOG2E.value, q_length, k.shape[1], heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
-    combine_parts(grid[1], out, out_lse, o, lse)
+    combine_parts(grid[1], parts, lses, o, lse)
     return o, lse
 
 
@@ -177,7 +177,7 @@ def forward(request):
 
 @triton.jit
 def share_of_keys(full_end, end):
-    """The blocks of this program's split: (begin, full_end, end); of a single one, all."""
+    """The blocks of this program's split: (begin, full_end, end)."""
     blocks = tl.cdiv(end, tl.num_programs(1))
     begin, end = tl.program_id(1) * blocks, tl.minimum((tl.program_id(1) + 1) * blocks, end)
     return begin, tl.maximum(tl.minimum(full_end, end), begin), end
@@ -204,13 +204,14 @@ def combine(parts, lses, o, lse, q_length, heads, splits, DIM: tl.constexpr, BLO
 
 def split_keys(grid, blocks, splits, o, lse):
     """The grid with the splits of the keys as its second axis, and where its programs write: to o
-    and lse, or if there are several splits, to an o and an LSE for each, as if it was a sequence.
+    and lse, or if there are several splits, to an o and an LSE for each.
 
     splits: None chooses those that give each multiprocessor (SM) of the GPU two programs. A split
-    then has four blocks of keys or more, or the reduction costs too much.
+    then has four blocks of keys or more, or the reduction costs too much. More than 128 are 128:
+    `combine` holds a row of each at once.
     """
     sms = torch.cuda.get_device_properties(o.device).multi_processor_count if o.is_cuda else 0
-    splits = splits or max(1, min(2 * sms // max(1, *grid), blocks // 4))
+    splits = min(128, splits or max(1, min(2 * sms // max(1, *grid), blocks // 4)))
     if splits > 1:  # in fp32, as the LSE is
         o, lse = (lse.new_empty((splits * len(x), *x.shape[1:])) for x in (o, lse))
     return (*grid, splits), o, lse
