@@ -49,15 +49,9 @@ class Rows:
         """Value, gradient and metrics."""
         logprobs = self.logprobs.clone().requires_grad_()
         value, metrics = grpo_loss(
-            logprobs,
-            self.old,
-            self.advantages,
-            self.mask,
-            loss,
-            totals,
-            reference=self.reference,
+            logprobs, self.old, self.advantages, self.mask, loss, totals, reference=self.reference,
             sampler=self.sampler,
-        )
+        )  # fmt: skip
         (gradient,) = torch.autograd.grad(value, logprobs)
         return value.detach(), gradient, metrics
 

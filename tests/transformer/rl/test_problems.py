@@ -289,19 +289,12 @@ def test_a_model_without_a_template_takes_plain_prompts_only(tempted, file, tmp_
 ONES = [1, True, 1.0, np.float32(1), np.int64(1), np.ones(1), np.bool_(True), Fraction(1)]
 ONES += [torch.ones(()), torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)]
 NUMBERLESS = {
-    "None (NoneType)": None,
-    "'1' (str)": "1",
-    "b'1' (bytes)": b"1",
-    "[1.0] (list)": [1.0],
-    "nan (float)": math.nan,
-    "inf (float)": math.inf,
-    f"1{79 * '0'} (int)": 10**400,
-    "array('1', dtype='<U1') (ndarray)": np.array("1"),
-    "array([0., 0.]) (ndarray)": np.zeros(2),
-    "tensor([[1., 0.], [0., 1.]]) (Tensor)": torch.eye(2),
-    "tensor([]) (Tensor)": torch.ones(0),
+    "None (NoneType)": None, "'1' (str)": "1", "b'1' (bytes)": b"1", "[1.0] (list)": [1.0],
+    "nan (float)": math.nan, "inf (float)": math.inf, f"1{79 * '0'} (int)": 10**400,
+    "array('1', dtype='<U1') (ndarray)": np.array("1"), "array([0., 0.]) (ndarray)": np.zeros(2),
+    "tensor([[1., 0.], [0., 1.]]) (Tensor)": torch.eye(2), "tensor([]) (Tensor)": torch.ones(0),
     "1j (complex)": 1j,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ONES, ids=lambda x: f"{x!r} {type(x).__name__}")
