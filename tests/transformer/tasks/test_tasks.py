@@ -336,8 +336,7 @@ def test_a_chunk_is_a_function_of_seed_and_number():
         return [(batch.tokens.tolist(), batch.learned.tolist()) for batch in batches]
 
     assert content(0, 3) == content(0, 3)
-    assert content(0, 3) != content(1, 3)
-    assert content(0, 3) != content(0, 4)
+    assert content(0, 3) not in (content(1, 3), content(0, 4), content(1, 2))
 
 
 def test_batches_fit_the_budget_and_are_padded_on_the_right():
