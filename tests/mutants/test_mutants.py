@@ -18,7 +18,6 @@ def test_broken():
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """Returns a function that writes the list of bugs."""
     (tmp_path / "tests/mutants").mkdir(parents=True)
     (tmp_path / "code_of.py").write_text("class A:\n    def two(self):\n        return 1 + 1\n")
     (tmp_path / "tests/test_code.py").write_text(TESTS)

@@ -263,6 +263,7 @@ OTHER = {"qk_norm": False, "qkv_bias": True}
     [("torch", "reference", {"sinks": True}), ("fused", "fa2", {}), ("fused", "fa2", OTHER)],
     ids=str,
 )
+@torch.no_grad()  # for which there is a fused forward
 def test_a_shared_cache_is_one_for_each_row(kernels, version, changes):
     model = tiny(kernels, attend_by(version), **changes)
     prompts = KVCache(model.config, 2, 40)
