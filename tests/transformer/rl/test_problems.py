@@ -17,7 +17,20 @@ from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
 from transformer.tasks.verifiers import as_reward, exact, number, parse_reward
 
-NESTED = [
+ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
+RIGHT_NUMBERS = [
+    "72",
+    "<think>9*8</think><answer>72</answer>",
+    "<answer> 72.0 </answer>",
+    "So \\boxed{72}.",
+    "First 9, then 8.\n#### 72",
+    "It costs $72.",
+    "In the end 72%",
+    "It is 144/2",
+    "<think>perhaps 3</think>72",
+    "3</think>It is 72",  # a template opened the thought
+    "not 71, but 72",
+    "It is 7.2e1.",
     r"<answer>\boxed{72}</answer>",
     r"<answer>It is $\boxed{72}$.</answer>",
     r"\boxed{<answer>72</answer>}",
@@ -34,22 +47,6 @@ NESTED = [
     r"\boxed{\$72}",
     r"\boxed{72\%}",
     r"\boxed{0{,}072 \times 10^3}",
-]
-ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
-RIGHT_NUMBERS = [
-    "72",
-    "<think>9*8</think><answer>72</answer>",
-    "<answer> 72.0 </answer>",
-    "So \\boxed{72}.",
-    "First 9, then 8.\n#### 72",
-    "It costs $72.",
-    "In the end 72%",
-    "It is 144/2",
-    "<think>perhaps 3</think>72",
-    "3</think>It is 72",  # a template opened the thought
-    "not 71, but 72",
-    "It is 7.2e1.",
-    *NESTED,
 ]
 WRONG_NUMBERS = [
     "",
@@ -72,9 +69,9 @@ WRONG_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("completion", RIGHT_NUMBERS)
-def test_right_numbers(completion):
-    assert number(completion, {"answer": "72"}) == 1
+@pytest.mark.parametrize("completion", RIGHT_NUMBERS + WRONG_NUMBERS)
+def test_numbers(completion):
+    assert number(completion, {"answer": "72"}) == (completion in RIGHT_NUMBERS)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -95,11 +92,6 @@ def test_an_answer_that_fails_its_own_reward_is_named(answer):
     given = [*lines(), ("line 41", {"prompt": "x", "answer": answer})]
     with pytest.raises(ValueError, match="line 41: a reply that repeats the answer .* exact"):
         Problems("a", given)
-
-
-@pytest.mark.parametrize("completion", WRONG_NUMBERS)
-def test_wrong_numbers(completion):
-    assert number(completion, {"answer": "72"}) == 0
 
 
 def test_exact_texts():
