@@ -97,17 +97,17 @@ def said(run, **inputs):
 
 
 def test_an_access_outside_names_the_element():
-    x, line = torch.randn(13), f"line {line_of('tl.load(x + index, mask=mask) + 1')} of add_one"
+    x, line = torch.randn(15), f"line {line_of('tl.load(x + index, mask=mask) + 1')} of add_one"
 
     def run(masked):
         y = torch.empty_like(x)
-        add_one[(2,)](x, y, 13, masked)
+        add_one[(2,)](x, y, 15, masked)
         return y
 
     y, watch = watched(lambda: run(True), x=x)
-    assert torch.equal(y, x + 1) and watch.loads("x") == 13 and not watch.never_written(y).any()
+    assert torch.equal(y, x + 1) and watch.loads("x") == 15 and not watch.never_written(y).any()
     refused = said(lambda: run(False), x=x)
-    assert refused.startswith(line) and "a load goes to element 13 of x, which has 13" in refused
+    assert refused.startswith(line) and "a load goes to element 15 of x, which has 15" in refused
 
 
 def test_what_lies_between_rows_is_outside():
