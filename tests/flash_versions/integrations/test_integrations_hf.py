@@ -50,7 +50,7 @@ MODELS = {
 }
 MASKED_LM = ("Bert", "ModernBert")
 LEFT = torch.tensor([[0] * pads + [1] * (LENGTH - pads) for pads in (2, 9)])
-PADDING = {"none": None, "left": LEFT, "right": LEFT.flip(1)}
+PADDING = {"none": None, "left": LEFT, "right": LEFT.flip(1), "between": LEFT.roll(4, 1)}
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -157,7 +157,9 @@ def test_generate_token_for_token(version, name, cache, padding, device):
     assert torch.equal(model_of(name, f"fv_{version}", device).generate(ids, **options), expected)
 
 
-@pytest.mark.parametrize(("name", "padding"), [("Llama", "none"), ("Mistral", "left")])
+@pytest.mark.parametrize(
+    ("name", "padding"), [("Llama", "none"), ("Llama", "between"), ("Mistral", "left")]
+)
 def test_static_cache_filled_piece_by_piece(name, padding, device):
     """No mask at all where there is no padding: the half-filled cache has to say what is there."""
     ids, mask = tokens(device), PADDING[padding]
