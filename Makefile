@@ -12,7 +12,7 @@ VERSION_TESTS := tests/flash_versions/dispatch tests/flash_versions/integrations
 	tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat puzzles test test-all test-wide test-gpu test-versions test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
+.PHONY: help generate chat puzzles test test-all test-wide test-gpu test-versions test-trl test-trainers fuzz mutants lint bench plot lab notebooks docs kernels-hub clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -75,6 +75,9 @@ test-trainers: $(VENV)/.ready-test $(VENV)/.ready-trainers ## Trainer, TRL and P
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
 	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/flash_versions/versions/test_property.py
+
+mutants: $(VENV)/.ready-test ## plant about 100 bugs, one at a time, and say which test finds each: ARGS="--jobs 8"
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/.ready-test ## format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -87,9 +87,9 @@ def fold_block(
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
-    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, scale, q_length, kv_length,
-    lengths, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, lengths,
+    scale, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence. Programs of a head have neighbouring
     numbers: they run at the same time and share K and V in the L2 cache.
@@ -146,10 +146,10 @@ def forward(request):
     block_q, block_kv, num_warps, num_stages = choose_tile(q)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    programs = triton.cdiv(q_length, block_q) * heads * batch
-    forward_kernel[programs,](
-        q, k, v, o, lse, q.stride(), k.stride(), v.stride(), o.stride(),
-        request.scale, q_length, k.shape[1], request.kv_lengths, heads, request.window_right == 0,
+    grid = (triton.cdiv(q_length, block_q) * heads * batch,)
+    forward_kernel[grid](
+        q, k, v, o, lse, q.stride(), k.stride(), v.stride(), o.stride(), request.kv_lengths,
+        request.scale, q_length, k.shape[1], heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
     return o, lse

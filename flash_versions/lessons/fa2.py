@@ -34,7 +34,7 @@ import torch
 import triton
 import triton.language as tl
 
-FEATURES = ("causal", "grouped_heads", "kv_lengths")
+FEATURES = ("causal", "grouped_heads", "kv_lengths", "num_splits")
 TILES = {64: (128, 64, 8, 3), 128: (128, 128, 8, 3)}  # by head_dim, the fastest on an H200
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -92,13 +92,13 @@ def fold_block(
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
-    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, scale_log2, q_length, kv_length,
-    lengths, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides, lengths, SPLIT: tl.constexpr,
+    scale_log2, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """One program for each tile of queries, head and sequence, and for each split of the keys.
-    Programs of a head have neighbouring numbers: they run at the same time and share K and V in the
-    L2 cache.
+    """One program for each tile of queries, head and sequence, and for each split of the keys: each
+    split stores its results as if it was a further sequence. Programs of a head have neighbouring
+    numbers: they run at the same time and share K and V in the L2 cache.
     """
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
@@ -113,7 +113,7 @@ def forward_kernel(
     last_key = tl.minimum(row + offset, kv_length - 1)
     end = tl.cdiv(tl.minimum(tile * BLOCK_Q + BLOCK_Q + offset, kv_length), BLOCK_KV)
     full_end = tl.maximum(tl.minimum(tile * BLOCK_Q + offset + 1, kv_length), 0) // BLOCK_KV
-    begin, full_end, end = share_of_keys(full_end, end)
+    begin, full_end, end = share_of_keys(full_end, end) if SPLIT else (0, full_end, end)
 
     q_tile = load_rows(head_of(q, q_strides, sequence, head, q_length), row, DIM)
     acc = tl.zeros([BLOCK_Q, DIM], tl.float32)
@@ -131,7 +131,7 @@ def forward_kernel(
     acc = acc * (1.0 / row_sum)[:, None]
     row_lse = (row_max + tl.log2(row_sum)) / LOG2E
 
-    sequence += tl.program_id(1) * (tl.num_programs(0) // tiles // heads)  # in this split's part
+    sequence += tl.program_id(1) * (tl.num_programs(0) // tiles // heads) if SPLIT else 0
     o = head_of(o, o_strides, sequence, head, q_length)
     tl.store(row_pointers(o, row, DIM), acc, mask=(row < q_length)[:, None])
     lse += (sequence.to(tl.int64) * heads + head) * q_length + row
@@ -152,31 +152,23 @@ def limits(request):
     return None if dim in (64, 128) else f"q has head_dim {dim}; 64 and 128 work."
 
 
-def forward(request, splits=None):
+def forward(request):
     """Attention of a request's q (batch, M, heads, head_dim), k and v (batch, N, kv_heads,
-    head_dim): o like q, and its LSE (batch, heads, M) in fp32, natural log. splits: of the keys;
-    None chooses.
+    head_dim): o like q, and its LSE (batch, heads, M) in fp32, natural log.
     """
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, head_dim = q.shape
     block_q, block_kv, num_warps, num_stages = choose_tile(q)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    programs = triton.cdiv(q_length, block_q) * heads * batch
-    scale_log2 = request.scale * LOG2E.value
-    splits = splits or choose_splits(q, programs, k.shape[1] // block_kv)
-    out, out_lse = o, lse
-    if splits > 1:  # an o and an LSE for each split
-        out, out_lse = (x.new_empty((splits, *x.shape), dtype=torch.float32) for x in (o, lse))
-    forward_kernel[programs, splits](
-        q, k, v, out, out_lse, q.stride(), k.stride(), v.stride(), out.stride()[-4:],
-        scale_log2, q_length, k.shape[1], request.kv_lengths, heads, request.window_right == 0,
+    grid = (triton.cdiv(q_length, block_q) * heads * batch,)
+    grid, parts, lses = split_keys(grid, k.shape[1] // block_kv, request.num_splits, o, lse)
+    forward_kernel[grid](
+        q, k, v, parts, lses, *(x.stride() for x in (q, k, v, o)), request.kv_lengths, grid[1] > 1,
+        request.scale * LOG2E.value, q_length, k.shape[1], heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
-    if splits > 1:
-        combine[q_length * heads * batch,](
-            out, out_lse, o, lse, q_length, heads, splits, head_dim, triton.next_power_of_2(splits)
-        )
+    combine_parts(grid[1], parts, lses, o, lse)
     return o, lse
 
 
@@ -185,7 +177,7 @@ def forward(request, splits=None):
 
 @triton.jit
 def share_of_keys(full_end, end):
-    """The blocks of this program's split: (begin, full_end, end); of a single one, all."""
+    """The blocks of this program's split: (begin, full_end, end)."""
     blocks = tl.cdiv(end, tl.num_programs(1))
     begin, end = tl.program_id(1) * blocks, tl.minimum((tl.program_id(1) + 1) * blocks, end)
     return begin, tl.maximum(tl.minimum(full_end, end), begin), end
@@ -210,12 +202,26 @@ def combine(parts, lses, o, lse, q_length, heads, splits, DIM: tl.constexpr, BLO
     tl.store(lse + lse_row, pivot + tl.log(total))
 
 
-def choose_splits(q, programs, blocks):
-    """How many splits fill the GPU: those that give each of its multiprocessors (SMs) two programs.
-    A split has four blocks of keys or more, or the reduction costs too much.
+def split_keys(grid, blocks, splits, o, lse):
+    """The grid with the splits of the keys as its second axis, and where its programs write: to o
+    and lse, or if there are several splits, to an o and an LSE for each.
+
+    splits: None chooses those that give each multiprocessor (SM) of the GPU two programs. A split
+    then has four blocks of keys or more, or the reduction costs too much. More than 128 are 128:
+    `combine` holds a row of each at once.
     """
-    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 0
-    return max(1, min(2 * sms // max(1, programs), blocks // 4))
+    sms = torch.cuda.get_device_properties(o.device).multi_processor_count if o.is_cuda else 0
+    splits = min(128, splits or max(1, min(2 * sms // max(1, *grid), blocks // 4)))
+    if splits > 1:  # in fp32, as the LSE is
+        o, lse = (lse.new_empty((splits * len(x), *x.shape[1:])) for x in (o, lse))
+    return (*grid, splits), o, lse
+
+
+def combine_parts(splits, parts, lses, o, lse):
+    """Fill o and lse from those of the splits, if there are several."""
+    if splits > 1:
+        block = triton.next_power_of_2(splits)
+        combine[lse.numel(),](parts, lses, o, lse, *o.shape[1:3], splits, o.shape[3], block)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,9 @@ def heavy_first(number, tiles, section):
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
-    q, k, v, q_scale, k_scale, v_scale, o, lse, scale_log2, q_length, kv_length,
-    section, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q, k, v, q_scale, k_scale, v_scale, o, lse, section,
+    scale_log2, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
@@ -171,7 +171,7 @@ def transpose(v):
     )
 
 
-def describe(x, rows, columns):
+def boxes(x, rows, columns):
     """A (batch, heads, length, width) tensor as boxes of so many rows and columns of one head."""
     return TensorDescriptor.from_tensor(x, [1, 1, rows, columns])
 
@@ -189,15 +189,15 @@ def forward(request):
     q, q_scale = quantize(q, ROWS_PER_SCALE.value, LARGEST[head_dim])
     k, k_scale = quantize(k, KEYS_PER_SCALE.value, LARGEST[head_dim])
     v, v_scale = quantize(v, KEYS_PER_SCALE.value, 448.0)
-    programs = triton.cdiv(q_length, block_q) * heads * batch
+    grid = (triton.cdiv(q_length, block_q) * heads * batch,)
     section = request.group * max(1, 2**24 // k[0, :, 0].nbytes)  # K and V in 32 MB of L2 cache
-    forward_kernel[programs,](
-        describe(q.transpose(1, 2), block_q, head_dim),
-        describe(k.transpose(1, 2), block_kv, head_dim),
-        describe(transpose(v), head_dim, block_kv), q_scale, k_scale, v_scale,
-        describe(o.transpose(1, 2), block_q, head_dim), lse, request.scale * LOG2E.value,
-        q_length, k.shape[1], section, heads, request.window_right == 0, request.group, head_dim,
-        block_q, block_kv, num_warps=num_warps, num_stages=num_stages
+    forward_kernel[grid](
+        boxes(q.transpose(1, 2), block_q, head_dim),
+        boxes(k.transpose(1, 2), block_kv, head_dim),
+        boxes(transpose(v), head_dim, block_kv), q_scale, k_scale, v_scale,
+        boxes(o.transpose(1, 2), block_q, head_dim), lse, section,
+        request.scale * LOG2E.value, q_length, k.shape[1], heads, request.window_right == 0,
+        request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
     return o, lse
 

@@ -126,9 +126,9 @@ def heavy_first(number, tiles, section):
 
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
-    q, k, v, o, lse, o_strides, scale_log2, q_length, kv_length,
-    section, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+    q, k, v, o, lse, o_strides, section,
+    scale_log2, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
@@ -183,12 +183,11 @@ def limits(request):
     return None if dim in (64, 128) else f"q has head_dim {dim}; 64 and 128 work."
 
 
-def describe(x, rows):
+def boxes(x, rows):
     """A (batch, length, heads, head_dim) tensor, or a contiguous copy of it, as boxes of so many
     rows of one head.
     """
-    x = x.contiguous().transpose(1, 2)
-    return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]])
+    return TensorDescriptor.from_tensor(x.contiguous().transpose(1, 2), [1, 1, rows, x.shape[3]])
 
 
 def forward(request):
@@ -200,12 +199,11 @@ def forward(request):
     block_q, block_kv, num_warps, num_stages = choose_tile(q)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    programs = triton.cdiv(q_length, block_q) * heads * batch
-    scale_log2 = request.scale * LOG2E.value
+    grid = (triton.cdiv(q_length, block_q) * heads * batch,)
     section = request.group * max(1, 2**24 // k[0, :, 0].nbytes)  # K and V in 32 MB of L2 cache
-    forward_kernel[programs,](
-        describe(q, block_q), describe(k, block_kv), describe(v, block_kv), o, lse, o.stride(),
-        scale_log2, q_length, k.shape[1], section, heads, request.window_right == 0,
+    forward_kernel[grid](
+        boxes(q, block_q), boxes(k, block_kv), boxes(v, block_kv), o, lse, o.stride(), section,
+        request.scale * LOG2E.value, q_length, k.shape[1], heads, request.window_right == 0,
         request.group, head_dim, block_q, block_kv, num_warps=num_warps, num_stages=num_stages
     )  # fmt: skip
     return o, lse

@@ -30,9 +30,10 @@ python -m flash_versions.mine check    is it right? A wrong result is explained
 
 FEATURES says what `forward` can do: any of causal, window, softcap, alibi_slopes, sink, dropout_p,
 kv_lengths, cu_seqlens, kv_starts, block_table, query_intervals, grouped_heads (fewer key heads than
-query heads), head_dim_v (values wider or narrower than keys) and precision (FP8). Others are
-refused. A `backward(request, o, lse, do, dlse)` that returns dq, dk, dv may follow. Without one,
-training uses that of FA2, which is right only for the scores that the request describes.
+query heads), head_dim_v (values wider or narrower than keys), num_splits and precision (FP8).
+Others are refused. A `backward(request, o, lse, do, dlse)` that returns dq, dk, dv may follow.
+Without one, training uses that of FA2, which is right only for the scores that the request
+describes.
 """
 {code_of("fa2")}'''
 

@@ -15,9 +15,8 @@ import ast
 import importlib
 import runpy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -257,12 +256,13 @@ class PuzzleCase(Compared):
 
 def lesson_cases(puzzle: Puzzle) -> dict[str, Compared]:
     """The cases of a lesson with lines taken out."""
-    lesson, cases = OF_LESSONS[puzzle.name].lesson, dict[str, Compared]()
+    asked, cases = OF_LESSONS[puzzle.name], dict[str, Compared]()
+    lesson = asked.lesson
     for M, N, heads, kv_heads, causal, dtype in CALLS[lesson]:
         sizes = (M, heads), (N, kv_heads), (N, kv_heads)
         q, k, v = (torch.randn(1, n, many, HEAD_DIM).to(dtype) for n, many in sizes)
         q[:, :, :, 0] *= 100 * (-1.0) ** torch.arange(M)[:, None]  # maxima far apart, of both signs
-        case = LessonCase(puzzle, make_request(q, k, v, causal=causal))
+        case = LessonCase(puzzle, make_request(q, k, v, causal=causal, num_splits=asked.splits))
         case.check(case.load(str(file_of(lesson))), str(file_of(lesson)))
         name = f"{M} queries, {N} keys, {heads} heads on {kv_heads}{', causal' * causal}"
         cases[name] = case
@@ -281,13 +281,10 @@ class LessonCase(Compared, Call):
     def load(self, file: str) -> Function:
         """See `Case`."""
         try:
-            whole: Any = (own := run_file(Path(file)))
+            whole = own = run_file(Path(file))
             if self.of_backward:
                 forward = self.asked.lesson.removesuffix("_backward")
                 whole = importlib.import_module(f"flash_versions.lessons.{forward}")
-            if self.asked.splits is not None:
-                whole = SimpleNamespace(**vars(own))
-                whole.forward = partial(own.forward, splits=self.asked.splits)
             backward = own.backward if self.of_backward else None
             return self.run_by(make_version(file, whole, file, backward))
         except ValueError as error:

@@ -28,7 +28,7 @@ WINDOWS: tuple[tuple[int | None, int | None], ...] = ((20, 0), (150, 0), (30, 20
 DTYPES = "bfloat16", "float16", "float32"
 SETTINGS = 32  # on a GPU: kernels are compiled for each, and trials share them
 LONGEST, SMALL_LONGEST = 2600, (150, 150, 150, 400)
-SMALL_SPLIT = 128  # keys of a split, so that short sequences have several
+SMALL_SPLITS = {256: 128}  # short sequences have several, too
 HOPPER = Properties((9, 0), H200_SHARED_MEMORY, num_sms=2)  # that is simulated for "fa3"
 PAIRS = 2**20  # of a seed
 
@@ -269,7 +269,7 @@ def compare(version: str, pair: Pair, device: str) -> dict[str, Any]:
 def outcome(small: bool, version: str, number: int) -> dict[str, Any]:
     """`compare` of the pair of this number, with an outcome."""
     if small:
-        totals.SPLIT_KEYS = SMALL_SPLIT
+        totals.SPLIT_KEYS = SMALL_SPLITS
     simulated = devices.assume(HOPPER) if small and version == "fa3" else nullcontext()
     with simulated:
         found = compare(version, draw(number, small), "cpu" if small else "cuda")

@@ -42,6 +42,7 @@ FEATURES: dict[str, Callable[[Request], bool]] = {
     "query_intervals": lambda x: x.has_intervals,
     "grouped_heads": lambda x: x.group > 1,
     "head_dim_v": lambda x: x.v.shape[3] != x.q.shape[3],
+    "num_splits": lambda x: x.num_splits not in (None, 1),
     "precision": lambda x: x.precision is not None,
 }
 
@@ -91,8 +92,6 @@ def make_version(
         for feature, is_needed in FEATURES.items():
             if feature not in declared and is_needed(request):
                 return f"{feature} is not in its FEATURES."
-        if request.num_splits not in (None, 1):
-            return f"num_splits={request.num_splits} is not possible; leave it out."
         common = kernel_limits if request.precision is None else fp8_limits
         return common(request) or own_limits(request)
 

@@ -214,8 +214,8 @@ changes("fa1", "fa2", "fold_block")
 changes("fa1", "fa2", "forward_kernel")
 
 # %% [markdown]
-# `share_of_keys` and the second axis of the grid are for split keys; without splits, a program has all blocks that its
-# tile sees.
+# `SPLIT`, `share_of_keys` and the second axis of the grid are for split keys; without splits, a program has all blocks
+# that its tile sees.
 #
 # One more change is in the package's kernel only. Models often let several query heads share one head of keys and
 # values (GQA). FA2 puts the queries of all these heads into *one tile*, so a program reads K and V once for all of

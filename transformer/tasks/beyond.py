@@ -18,10 +18,11 @@ from transformer.tasks.phrases import (
     group,
     in_words,
     number_text,
+    quote,
     say,
     signed_text,
 )
-from transformer.tasks.unknown import some_word
+from transformer.tasks.unknown import LONGEST_WORD, cased, long_word, some_word
 
 LONGEST = 6  # numbers that are still sorted
 BLANKS = (*5 * [""], "?", "?", "_", "...", "some", "what")  # in place of an operand
@@ -134,7 +135,8 @@ def _missing(rng: Random, of: tuple[str, ...]) -> str:
 def _thousands(rng: Random) -> str:
     """A number of five or six digits in words."""
     rest = rng.choice(("", "", f" {in_words(rng, rng.randint(1, 999))}"))
-    return f"{in_words(rng, rng.randint(10, 999))} thousand{rest}"
+    count = rng.choice((10, 10, 20, 100, rng.randint(10, 999), rng.randint(10, 999)))
+    return f"{in_words(rng, count)} thousand{rest}"
 
 
 def _long_sort(rng: Random) -> str:
@@ -143,7 +145,41 @@ def _long_sort(rng: Random) -> str:
 
 def _other_sort(rng: Random) -> str:
     draw = rng.choice((some_word, some_word, _decimal, _long, _in_words))
-    return _sort(rng, tuple(draw(rng) for _ in range(rng.randint(2, 6))))
+    items = [draw(rng) for _ in range(rng.randint(2, 6))]
+    others = rng.choice((0, 0, rng.randint(1, len(items) - 1)))  # one such item is enough
+    items[:others] = [_short(rng) for _ in items[:others]]
+    rng.shuffle(items)
+    return _sort(rng, tuple(items))
+
+
+def _spelling(rng: Random, word: Callable[[Random], str], letter: Callable[[Random], str]) -> str:
+    """A question about the letters of something that is no word of up to twenty letters."""
+    section = rng.choice(("reverse", "letters", "count"))
+    word, letter = quote(rng, cased(rng, word(rng))), quote(rng, letter(rng))
+    return say(rng, PATTERNS[section], word=word, letter=letter)
+
+
+def _letter(rng: Random) -> str:
+    return rng.choice("abcdefghijklmnopqrstuvwxyz")
+
+
+def _phrase(rng: Random) -> str:
+    return " ".join(some_word(rng) for _ in range(rng.choice((2, 2, 2, 3, 4))))
+
+
+def _accented(rng: Random) -> str:
+    word = some_word(rng)
+    i = rng.randrange(len(word))
+    return word[:i] + rng.choice("äöüéèêáàâíîóôúñçßøåæőžšłı") + word[i + 1 :]
+
+
+def _substring(rng: Random) -> str:
+    """How often several letters are in a word."""
+    word = some_word(rng)
+    i, size = rng.randrange(len(word)), rng.choice((2, 2, 3))
+    part = word[i : i + size] if rng.random() < 0.7 else ""
+    part = part if len(part) > 1 else rng.choice(("ss", "th", "an", "ing", "er", "le", "oo"))
+    return say(rng, PATTERNS["count"], word=quote(rng, word), letter=quote(rng, part))
 
 
 def _filled(rng: Random, section: str) -> str:
@@ -167,6 +203,8 @@ _SLOTS: dict[str, Callable[[Random], Any]] = {
     "large": _short,
     "long": _long,
     "word": some_word,
+    "letter": _letter,
+    "year": lambda rng: f"{in_words(rng, rng.randint(13, 20))} {in_words(rng, number_of(rng, 2))}",
     "group": lambda rng: f"({_short(rng)}{rng.choice('+-*')}{_short(rng)})",
 }
 BEYOND = group("beyond")
@@ -191,5 +229,11 @@ KINDS: dict[str, Callable[[Random], str]] = {
         _missing, of=("add", "subtract", "distance", "multiply", "compare")
     ),
     "a missing list or word": partial(_missing, of=("sort", "reverse", "letters", "count")),
+    "words of more than twenty letters": partial(
+        _spelling, word=lambda rng: long_word(rng, LONGEST_WORD + 1, 45), letter=_letter
+    ),
+    "several words": partial(_spelling, word=_phrase, letter=_letter),
+    "accents": partial(_spelling, word=_accented, letter=_letter),
+    "several letters": _substring,
     **{name: partial(_filled, section=name) for name in BEYOND},
 }

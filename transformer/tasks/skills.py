@@ -35,7 +35,7 @@ from transformer.tasks.phrases import (
     signed_text,
 )
 from transformer.tasks.task import Slip, Task
-from transformer.tasks.unknown import anything, some_word
+from transformer.tasks.unknown import LONGEST_WORD, anything, cased, some_word
 
 
 def ask(rng: Random, name: str, numbers: Sequence[int], texts: Sequence[str]) -> str:
@@ -413,11 +413,17 @@ class Reverse(Task):
     name = "reverse"
 
     def arguments(self, rng: Random) -> tuple:
-        """Draw a word, or a number."""
-        if rng.random() < 0.2:
-            return (str(rng.randint(10, 10 ** rng.randint(2, 8) - 1)),)
-        word = some_word(rng)
-        return (word.capitalize() if rng.random() < 0.08 else word,)
+        """Draw a word, perhaps with a hyphen or digits in it, or a number."""
+        kind, word = rng.random(), some_word(rng)
+        if kind < 0.15:
+            return (str(number_of(rng, rng.choice((*range(2, 9), rng.randint(9, LONGEST_WORD))))),)
+        if kind < 0.25:
+            i = rng.randint(1, len(word))
+            sign = rng.choice(
+                ("-", "-", "'", "_", str(rng.randrange(10)), str(rng.randrange(1000)))
+            )
+            word = (word[:i] + sign + word[i:])[:LONGEST_WORD]
+        return (cased(rng, word),)
 
     def question(self, rng: Random, word: str) -> str:
         """Ask for it backwards."""
@@ -434,9 +440,9 @@ class Reverse(Task):
 
 
 class Count(Task):
-    """How many r in `error`: `e0 r1 r2 o2 r3`: 3. Each letter is followed by the count so far.
+    """How many r in `Error`: `e0 r1 r2 o2 r3`: 3. Each letter is followed by the count so far.
 
-    Without a letter, all of them count: `c1 a2 t3`: 3.
+    Without a letter, all of them count: `c1 a2 t3`: 3. Capitals count as small letters.
     """
 
     name = "count"
@@ -451,9 +457,9 @@ class Count(Task):
     def question(self, rng: Random, word: str, letter: str) -> str:
         """Ask how often the letter occurs in the word, or how many letters it has."""
         if not letter:
-            return say(rng, PATTERNS["letters"], word=quote(rng, word))
-        shown = letter.upper() if rng.random() < 0.1 else letter
-        return say(rng, PATTERNS["count"], word=quote(rng, word), letter=quote(rng, shown))
+            return say(rng, PATTERNS["letters"], word=quote(rng, cased(rng, word)))
+        word, letter = quote(rng, cased(rng, word)), quote(rng, cased(rng, letter))
+        return say(rng, PATTERNS["count"], word=word, letter=letter)
 
     def answer(self, word: str, letter: str) -> str:
         """Count."""

@@ -16,6 +16,8 @@ SCRIPTS = (
     *((0x2190, 0x22FF), (0x1F300, 0x1F64F)),
 )
 
+LONGEST_WORD = 20  # letters of a word that is still reversed or counted
+
 _slot = re.compile(r"\[(\w+)\]")
 
 
@@ -48,15 +50,42 @@ def pseudo_word(rng: Random) -> str:
 
 
 def some_word(rng: Random) -> str:
-    """A lower-case word of 2 to 12 letters: real, pronounceable, or from a small alphabet."""
+    """A lower-case word of 2 to 12 letters, one time in six of 13 to `LONGEST_WORD`."""
+    if rng.random() < 1 / 6:
+        return long_word(rng, 13, LONGEST_WORD)
     kind = rng.random()
     if kind < 0.4:
         word = rng.choice(WORDS[rng.choice(("thing", "topic", "person", "adjective", "verb"))])
         return word if rng.random() < 0.7 else word + rng.choice(("s", "ing", "er", "ly", "less"))
     if kind < 0.7:
         return pseudo_word(rng)[:12]
-    alphabet = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice((2, 4, 8, 26)))
-    return "".join(rng.choices(alphabet, k=rng.randint(2, 12)))
+    return _letters(rng, rng.randint(2, 12))
+
+
+def long_word(rng: Random, least: int, most: int) -> str:
+    """A word of so many letters: real, put together, pronounceable, or from a small alphabet."""
+    length, kind = rng.randint(least, most), rng.random()
+    if kind < 0.35:
+        return rng.choice([word for word in WORDS["long"] if least <= len(word) <= most])
+    if kind < 0.65:
+        parts = (
+            rng.choice(WORDS[rng.choice(("thing", "adjective", "common"))])
+            if kind < 0.5
+            else pseudo_word(rng)
+            for _ in range(length)
+        )
+        return "".join(parts)[:length]
+    return _letters(rng, length)
+
+
+def _letters(rng: Random, count: int) -> str:
+    alphabet = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice((1, 2, 4, 8, 26)))
+    return "".join(rng.choices(alphabet, k=count))
+
+
+def cased(rng: Random, word: str) -> str:
+    """A word in lower case, mostly, or capitalized, or in capitals."""
+    return rng.choice((*8 * [word], word.capitalize(), word.upper()))
 
 
 def _word(rng: Random, slot: str) -> str:

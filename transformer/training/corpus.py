@@ -24,8 +24,8 @@ from transformer.training import byte_tokenizer as bytes_
 # What a model may be taught: shares of the tasks, in per cent for each.
 MIXES = {
     "chat": {
-        "add": 14, "subtract": 14, "signed": 4, "spelled": 10, "multiply": 6, "compare": 6,
-        "sort": 13, "reverse": 4, "count": 4, "small talk": 7, "unknown": 5, "beyond": 13,
+        "add": 14, "subtract": 14, "signed": 4, "spelled": 9, "multiply": 6, "compare": 5,
+        "sort": 12, "reverse": 5, "count": 5, "small talk": 7, "unknown": 5, "beyond": 14,
     },
     "countdown": {"countdown": 80, "add": 8, "subtract": 6, "multiply": 6},
 }  # fmt: skip

@@ -145,9 +145,9 @@ def record(
     watch = Watch(shown, path, bool(split))
     config_of(block_q, block_kv)  # refuses what is no power of two
     tiles = patch.object(module, "choose_tile", lambda q: (block_q, block_kv, 4, 1))
-    splits = {"splits": 2} if split else {}
+    request = make_request(q, k, v, causal=causal, num_splits=2 if split else None)
     with tiles, unchecked(), watch.running():
-        o, lse = module.forward(make_request(q, k, v, causal=causal), **splits)
+        o, lse = module.forward(request)
     for step in watch.steps:
         if step["what"] in ("store O", "combine"):
             first = step["tile"] * (1 if step["what"] == "combine" else block_q)

@@ -13,7 +13,6 @@ wrong is not timed. Then the calls of a group take turns, each as a CUDA graph w
 import math
 import os
 import random
-import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,10 +31,13 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
+from flash_versions.dispatch.launch import Plan  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.lessons import LESSONS  # noqa: E402
+from flash_versions.versions.fa3.hopper import host as forward_on_hopper  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
+from flash_versions.versions.fa3.hopper.config import default_config as forward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
@@ -49,8 +51,6 @@ FEW = 2000  # tokens of packed sequences that are checked
 MEANS = (256, 512, 1024, 2048, 4096)  # of the lengths of packed sequences
 PROMPT, ANSWERS = 2048, [256] * 16
 WAYS = ("forward", "backward")
-DEFAULT = {"forward": "fa4", "backward": "fa3"}  # the versions that `attention` takes
-SEED, DRAWN = 1000, 16  # numbers of a seed, of which so many are shapes
 ROUNDS = 12
 
 
@@ -178,19 +178,14 @@ def calls(about, functions, given, ways=WAYS, ours=True):
 def dense(name, small):
     """A shape that is drawn from its number: every head dim, group and mask comes up equally often.
     A causal mask has as many keys as queries, or more; torch aligns it at the top left, so cuDNN
-    has none of these. From SEED on all is drawn, also few heads and short rows.
+    has none of these.
     """
     number, rng = int(name), random.Random(int(name))
-    least = 500 if number < SEED else 200
-    keys = round(math.exp(rng.uniform(math.log(least), math.log(20000))))
-    queries = keys if rng.random() < 0.7 else rng.randint(least, keys)
-    dims, groups, causal = (64, 96, 128, 192, 256), (1, 2, 4, 8), number % 2 > 0
-    head_dim, group = dims[number % 5], groups[number // 5 % 4]
+    keys = round(math.exp(rng.uniform(math.log(500), math.log(20000))))
+    queries = keys if rng.random() < 0.7 else rng.randint(500, keys)
+    head_dim, group = (64, 96, 128, 192, 256)[number % 5], (1, 2, 4, 8)[number // 5 % 4]
     heads = max(group, HIDDEN // head_dim // group * group)
-    batch, equal = max(1, round(TOKENS / keys)), queries == keys
-    if number >= SEED:
-        head_dim, group, batch = rng.choice(dims), rng.choice(groups), rng.randint(1, 4)
-        heads = group * rng.randint(1, 32 // group)
+    batch, causal, equal = max(1, round(TOKENS / keys)), number % 2 > 0, queries == keys
     if small:  # the same remainders
         queries, keys = (n if n < 1024 else 512 + n % 512 for n in (queries, keys))
         batch, heads, keys = 1, group, queries if equal else queries + keys
@@ -328,29 +323,9 @@ def every_head_dim(name, small, way, lengths):
         if way == "forward":
             yield found + calls(about, OURS, one, (way,))
             continue
-        named = configurations(one.request)
-        for called, config in named.items():
-            row = about | asdict(config) | {"name": called, "default": called == [*named][-1]}
-            found += calls(row, {"fa3": version("fa3", config)}, one, (way,))
-        yield found
-
-
-def configurations(request):
-    """Of a backward: padded, with two slots of K and V where these fit, and a default that is
-    another kernel.
-    """
-    dims = request.q.shape[3], request.v.shape[3]
-    wide, default = max(dims) > 128, backward_config.default_config(request)
-    padded = backward_config.BackwardConfig(block_kv=64 if wide else 128)
-    if not wide and replace(padded, kv_stages=2).fits(*dims):
-        padded = replace(padded, kv_stages=2)
-
-    def compiled(config):  # a configuration with panels may have none to divide
-        widths = tuple(config.widths(n) for n in dims)
-        return widths, *(asdict(config) | {"panels": None}).values()
-
-    same = compiled(padded) == compiled(default)
-    return {"padded": padded} | ({} if same else {"default": default})
+        config = backward_config.default_config(one.request)
+        row = about | asdict(config) | {"name": "default", "default": True}
+        yield found + calls(row, {"fa3": version("fa3", config)}, one, (way,))
 
 
 def deterministic(name, small):
@@ -419,7 +394,7 @@ def divided_groups(name, small):
         config = backward_config.default_config(copies.request)
         found += calls(row, {"fa3": version("fa3", config)}, copies, WAYS[1:])
     for parts in (1, 2, 4):
-        config, is_default = replace(default, parts=parts), parts == default.parts
+        config, is_default = replace(default, parts=parts, tail=1), parts == default.parts
         row = about | {"name": f"{parts}", "parts": parts, "default": is_default}
         found += calls(row, {"fa3": version("fa3", config)}, one, WAYS[1:])
     yield found
@@ -582,6 +557,44 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
+SPLITS, STEPS = (2048, 2560, 2688, 2816, 3072, 4096), ("long", "fills")
+
+
+def in_splits(request, keys):
+    """An exact forward, or a step of decoding, in splits of so many keys."""
+    if decode_by_tma.left_to_gathering(request):
+        plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
+        split = {"SPLIT": keys // plan.config.block_kv}
+        plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
+        return forward_on_hopper.launch(plan, request)[0]
+    config = replace(decode_by_tma.default_config(request), split=keys)
+    return decode_by_tma.forward(request, config)[0]
+
+
+def splits(name, small):
+    """Exact calls in splits of several sizes beside the fast call: causal forwards or decoding."""
+    kind, head_dim, kv_heads = name.split()
+    head_dim, kv_heads = int(head_dim), int(kv_heads)
+    functions = {str(n): partial(in_splits, keys=n) for n in SPLITS}
+    if kind == "forward":
+        shapes = [(16384 // n, n, "full", None) for n in (4096, 8192, 16384)]
+    else:
+        shapes = PRICED[kind]
+    for batch, length, lengths, page in shapes:
+        if small:
+            batch, length, kv_heads = 1, 4224, 1
+        queries = length if kind == "forward" else 1
+        heads = kv_heads * (2 if small else 4)
+        cache = Cache(batch, length, lengths, page, head_dim, heads, kv_heads, queries)
+        request = cache.request()
+        pairs = sum(cache.drawn()) * cache.heads * (queries + 1) / 2
+        one = Given(request, torch.empty_like(request.q), pairs)
+        about = {"name": name, **cache._asdict()}
+        invariant = one._replace(request=request._replace(batch_invariant=True))
+        found = calls(about, {"fast": OURS["fa4"]}, one, WAYS[:1])
+        yield found + calls(about, functions, invariant, WAYS[:1])
+
+
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
@@ -604,6 +617,11 @@ SUITES = {
     "invariance": (
         [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
     ),
+    "splits": (
+        ["forward 64 8", "forward 128 8"]
+        + [f"{kind} {n} {heads}" for heads in (8, 4, 2) for kind in STEPS for n in (64, 128)],
+        splits,
+    ),
 }  # fmt: skip
 
 
@@ -615,25 +633,6 @@ def of_peers(rows):
             if rates and rate in row:
                 row[key] = row[rate] / max(rates)
     return rows
-
-
-def against_peers(rows):
-    """Lines of how many times as fast as the better peer the default is: for each shape and pass,
-    and of a pass the geometric mean and the worst.
-    """
-    times = {}
-    for row in (x for x in rows if "ms_p50" in x):
-        shape = [row[x] for x in ("pass", "batch", "queries", "keys", "heads", "group", "head_dim")]
-        times.setdefault((*shape, row["causal"]), {})[row["version"]] = row["ms_p50"]
-    for way in WAYS:
-        ratios = []
-        for shape, found in times.items():
-            theirs = [t for name, t in found.items() if name not in OURS]
-            if shape[0] == way and theirs and DEFAULT[way] in found:
-                ratios.append(min(theirs) / found[DEFAULT[way]])
-                yield f"{shape}: {ratios[-1]:.3f}"
-        if ratios:
-            yield f"{way}: mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
 
 
 def measure(suite, name):
@@ -681,13 +680,11 @@ def main():
     made = parser(__doc__, seconds=300, device=False)
     made.add_argument("suite", choices=SUITES)
     made.add_argument("--only", nargs="+", metavar="NAME", help="problems whose names contain one")
-    made.add_argument("--seed", type=int, help='of other shapes of "dense, random"')
+    made.add_argument("--seed", type=int, help="of 16 other shapes that are drawn by number")
     options = made.parse_args()
     names = SUITES[options.suite][0]
-    if options.seed is not None:
-        if options.suite != "dense, random" or options.seed < 1:
-            made.error('--seed fits "dense, random", and is 1 or more')
-        names = [str(options.seed * SEED + i) for i in range(DRAWN)]
+    if options.seed:
+        names = [str(1000 * options.seed + i) for i in range(16)]
     if options.only:
         names = [x for x in names if any(part in (x, *x.split()) for part in options.only)]
     document = new_document(libraries=("flash-attn-4",) * peers.installed("flash_attn.cute"))
@@ -695,8 +692,6 @@ def main():
     for name in in_time([x for x in names if x not in document["failed"]], options.seconds):
         for rows in measure(options.suite, name):
             keep(document, options.out, rows)
-    if options.suite == "dense, random":
-        print(*against_peers(document["rows"]), sep="\n")
     return bool(document["failed"])
 
 

@@ -221,19 +221,11 @@ def measure(contestant, model, batch, prompt, tokens, bandwidth):
     weights, cached = bytes_per_step(model, batch, prompt + tokens + steps // 2)
     bound = (weights + cached) / bandwidth
     return {
-        "steps": steps,
-        "warm_up_seconds": warm_up_seconds,
-        "first_token_ms": first * 1e3,
-        "seconds": whole,
-        "tokens_per_second": batch * tokens / whole,
-        "ms_per_step": step * 1e3,
-        "weight_bytes": weights,
-        "cache_bytes": cached,
-        "bound_ms": bound * 1e3,
-        "share": bound / step,
-        "peak_gib": peak_gib(device),
-        "said": found[0][:24],
-    }
+        "steps": steps, "warm_up_seconds": warm_up_seconds, "first_token_ms": first * 1e3,
+        "seconds": whole, "tokens_per_second": batch * tokens / whole, "ms_per_step": step * 1e3,
+        "weight_bytes": weights, "cache_bytes": cached, "bound_ms": bound * 1e3,
+        "share": bound / step, "peak_gib": peak_gib(device), "said": found[0][:24],
+    }  # fmt: skip
 
 
 def build(case, args, device, dtype):

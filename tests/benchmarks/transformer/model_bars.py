@@ -16,6 +16,7 @@ answered rightly. The kinds of questions:
     asked: people      the 160 questions there that are hard to read: lists below zero, numbers in
                        words, missing numbers, chains, glued words, odd spaces, held keys
     asked: strangers   the 120 questions there, as twelve people might type them
+    asked: letters     the 66 questions there about the letters of words, phrases and numbers
 
 `answered wrongly` is the share of questions that got an answer which is not right; the rest was
 declined. The people's questions were written by an author who had not seen the generator, when it
@@ -73,6 +74,7 @@ BARS = {
     "asked: phrasings": 0.93,
     "asked: people": 0.7,  # and at most 0.04 answered wrongly
     "asked: strangers": 0.7,  # likewise
+    "asked: letters": 0.7,  # likewise
 }
 
 
@@ -105,7 +107,7 @@ def lists() -> dict[str, list[Problem]]:
     """The questions that are not drawn."""
     written = {
         name: [x.split("\t") for x in (ASKED / f"{name}.txt").read_text("utf-8").splitlines()]
-        for name in ("openers", "phrasings", "people", "strangers")
+        for name in ("openers", "phrasings", "people", "strangers", "letters")
     }
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     plain = [Problem(TASKS["subtract"], pair, "{}-{}".format(*pair)) for pair in pairs]

@@ -55,16 +55,9 @@ def step(overlap: bool) -> None:
     merge.merge(o, lse, o.view(2, 2, HEADS, HEAD_DIM), lse.view(2, HEADS, 2))
     many = gemv_qkv.MANY_TOKENS
     gemv_qkv.qkv(
-        empty(many, 64),
-        empty(len(weight), 64),
-        None,
-        empty(2, many, 4, KV_HEADS, HEAD_DIM),
-        torch.ones(many, dtype=torch.int32),
-        table,
-        q_norm=of_heads,
-        k_norm=of_heads,
-        **options,
-    )
+        empty(many, 64), empty(len(weight), 64), None, empty(2, many, 4, KV_HEADS, HEAD_DIM),
+        torch.ones(many, dtype=torch.int32), table, q_norm=of_heads, k_norm=of_heads, **options,
+    )  # fmt: skip
     logits = empty(1, 128256)
     sample.choose(logits, **options)
     token, banned = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(128256, dtype=torch.bool)

@@ -70,7 +70,7 @@ def test_every_command_of_the_page_works(folder, capsys):
         if "--out" in words:
             out = folder / words[words.index("--out") + 1]
             assert (out / ("final" if name == "grpo" else "") / "model.safetensors").exists()
-    assert done.count("train") == 4 and done.count("grpo") == 5 and done.count("generate") == 1
+    assert done.count("train") == 5 and done.count("grpo") == 5 and done.count("generate") == 1
     metrics = (folder / "runs/clock-short/metrics.jsonl").read_text()
     assert "reward exact" in metrics and "reward mine:short" in metrics
 

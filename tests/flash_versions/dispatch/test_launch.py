@@ -154,11 +154,8 @@ def any_request(rng):
     (D, D_v), group = rng.choice(DIMS), rng.choice([1, 1, 2, 4, 6])
     packed, causal = rng.random() < 0.3, rng.random() < 0.6
     batch, M = (1 if packed else rng.choice([1, 2, 8])), rng.randint(64, 6000)
-    N = (
-        M
-        if packed or rng.random() < 0.5
-        else rng.choice([rng.randint(64, 9000), M + rng.choice([8, 16, 32, 96, 128])])
-    )
+    more = M + rng.choice([8, 16, 32, 96, 128])
+    N = M if packed else rng.choice([M, M, rng.randint(64, 9000), more])
     kv_heads = rng.choice([2, 4, 8])
     shapes = (batch, M, kv_heads * group, D), (batch, N, kv_heads, D), (batch, N, kv_heads, D_v)
     q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)

@@ -115,6 +115,15 @@ def test_only_the_lse_has_a_gradient():
     assert not v.grad.any()
 
 
+def test_gradients_may_be_negative_views():
+    leaves = [torch.randn(1, 4, 2, 16, requires_grad=True) for _ in range(3)]
+    results = attention(*leaves, return_lse=True)
+    given = [torch.randn_like(x) for x in results]
+    views = [torch._neg_view(-x) for x in given]
+    expected = torch.autograd.grad(results, leaves, given, retain_graph=True)
+    assert all(map(torch.equal, torch.autograd.grad(results, leaves, views), expected))
+
+
 def test_without_keys_the_sink_is_the_lse():
     q, k, v = inputs(M=5, N=0)
     sink = torch.randn(2, requires_grad=True)

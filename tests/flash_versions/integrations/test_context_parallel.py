@@ -94,15 +94,9 @@ def computed(case, group=None):
     *inputs, _, _ = case.inputs()
     leaves = [mine(x).requires_grad_() for x in inputs]
     o, lse = context_parallel_attention(
-        *leaves,
-        causal=case.causal,
-        method=case.method,
-        layout=case.layout,
-        version=case.version,
-        group=group,
-        return_lse=True,
-        **case.options,
-    )
+        *leaves, causal=case.causal, method=case.method, layout=case.layout, version=case.version,
+        group=group, return_lse=True, **case.options,
+    )  # fmt: skip
     do, dlse = case.gradients()
     outputs, gradients = [], []
     for result, gradient, dim in ((o, do, 1), (lse, dlse, 2)):

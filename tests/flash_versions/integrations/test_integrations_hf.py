@@ -22,20 +22,11 @@ NAMES = hf.register()
 WINDOW = 5
 LENGTH = 13
 SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "initializer_range": 0.3, "attention_dropout": 0.0,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 EXPERTS = {
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 16,
@@ -59,7 +50,7 @@ MODELS = {
 }
 MASKED_LM = ("Bert", "ModernBert")
 LEFT = torch.tensor([[0] * pads + [1] * (LENGTH - pads) for pads in (2, 9)])
-PADDING = {"none": None, "left": LEFT, "right": LEFT.flip(1)}
+PADDING = {"none": None, "left": LEFT, "right": LEFT.flip(1), "between": LEFT.roll(4, 1)}
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -166,7 +157,9 @@ def test_generate_token_for_token(version, name, cache, padding, device):
     assert torch.equal(model_of(name, f"fv_{version}", device).generate(ids, **options), expected)
 
 
-@pytest.mark.parametrize(("name", "padding"), [("Llama", "none"), ("Mistral", "left")])
+@pytest.mark.parametrize(
+    ("name", "padding"), [("Llama", "none"), ("Llama", "between"), ("Mistral", "left")]
+)
 def test_static_cache_filled_piece_by_piece(name, padding, device):
     """No mask at all where there is no padding: the half-filled cache has to say what is there."""
     ids, mask = tokens(device), PADDING[padding]

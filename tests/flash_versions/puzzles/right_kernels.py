@@ -24,10 +24,6 @@ RIGHT: dict[str, list[File]] = {
         """), ("(triton.cdiv(len(x), 16),)", "(x.shape[0],)")),
     ],
     "scale_rows": [
-        right("the grid's axes swapped", ("row = tl.program_id(0)", "row = tl.program_id(1)"),
-            ("column = tl.program_id(1)", "column = tl.program_id(0)"),
-            ("(triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))",
-             "(triton.cdiv(x.shape[1], 16), triton.cdiv(x.shape[0], 16))")),
         right("a grid of one axis", ("    row = tl.program_id(0)", "    across = tl.cdiv(columns, BLOCK)\n    row = tl.program_id(0) // across"),
             ("column = tl.program_id(1)", "column = tl.program_id(0) % across"),
             ("(triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))",
@@ -103,66 +99,24 @@ def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
         right("a row of twice the size that is needed", ("triton.next_power_of_2(x.shape[1])", "2 * triton.next_power_of_2(x.shape[1])")),
     ],
     "online_softmax": [
-        right("powers of 2", (0, """
-            s = s * 1.4426950408889634
-            new_m = tl.maximum(m, tl.max(s, 1))
-            pivot = tl.where(new_m == float("-inf"), 0.0, new_m)
-            l = l * tl.exp2(m - pivot) + tl.sum(tl.exp2(s - pivot[:, None]), 1)
-            m = new_m
-        """), ("m + tl.log(l)", "(m + tl.log2(l)) * 0.6931471805599453")),
-        right("from the last block to the first, other guards", ("range(0, columns, BLOCK)", "range(tl.cdiv(columns, BLOCK) * BLOCK - BLOCK, -1, -BLOCK)"), (0, """
-            new_m = tl.maximum(m, tl.max(s, 1))
-            p = tl.where(s == float("-inf"), 0.0, tl.exp(s - new_m[:, None]))
-            l = tl.where(m == float("-inf"), 0.0, l * tl.exp(m - new_m)) + tl.sum(p, 1)
-            m = new_m
-        """)),
         right("a large finite number instead of -inf", ("tl.full((BLOCK,), float(\"-inf\"), tl.float32)", "tl.full((BLOCK,), -1e30, tl.float32)"), (0, """
             new_m = tl.maximum(m, tl.max(s, 1))
             l *= tl.exp(m - new_m)
             l += tl.sum(tl.exp(s - new_m[:, None]), 1)
             m = new_m
         """)),
-        right("a maximum and a sum for each place of a block, put together at the end", '''
-@triton.jit
-def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = tl.full((BLOCK, BLOCK), -1e30, tl.float32)
-    l = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        s = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=float("-inf"))
-        new_m = tl.maximum(m, s)
-        l = l * tl.exp(m - new_m) + tl.exp(s - new_m)
-        m = new_m
-    largest = tl.max(m, 1)
-    total = tl.sum(l * tl.exp(m - largest[:, None]), 1)
-    tl.store(lse + row, largest + tl.log(total), mask=row < rows)
-'''),
     ],
     "running_average": [
-        right("a sum that is divided at the end", (0, """
-            average = tl.dot(p, values, average * alpha[:, None])
-            l = alpha * l + tl.sum(p, 1)
-        """), ("dim[None, :], average, mask", "dim[None, :], average / tl.where(l == 0.0, 1.0, l)[:, None], mask")),
         right("the average moves by a part of the difference", (0, """
             block = tl.sum(p, 1)
             l = l * alpha + block
             share = tl.where(l > 0.0, 1.0 / l, 0.0)
             average += share[:, None] * (tl.dot(p, values) - average * block[:, None])
         """)),
-        right("weights that sum to 1 before the product", (0, """
-            new_l = alpha * l + tl.sum(p, 1)
-            norm = tl.maximum(new_l, 1e-37)
-            average = average * (alpha * l / norm)[:, None]
-            average += tl.dot(p / norm[:, None], values)
-            l = new_l
-        """)),
         right("no other for values, but where", ("mask=(key < keys)[:, None], other=0.0)", "mask=(key < keys)[:, None])\n        values = tl.where((key < keys)[:, None], values, 0.0)")),
     ],
     "fa1": [
         right("the scale goes into q, once", ("    m = tl.full", "    q_tile = q_tile * scale\n    m = tl.full"), ("tl.dot(q_tile, k_tile.T) * scale", "tl.dot(q_tile, k_tile.T)")),
-        right("powers of 2", ("tl.exp(", "tl.exp2("), ("* scale\n", "* (scale * 1.4426950408889634)\n")),
         right("a sum that is divided at the end", ("(average * (alpha * l)[:, None] + tl.dot(p, v_tile)) / new_l[:, None]", "average * alpha[:, None] + tl.dot(p, v_tile)"),
             ("dim[None, :], average, mask", "dim[None, :], average / l[:, None], mask")),
         right("k is loaded transposed, pointers move", ("    for start in", "    k_at = k + dim[:, None] + tl.arange(0, BLOCK)[None, :] * D\n    v_at = v + tl.arange(0, BLOCK)[:, None] * D + dim[None, :]\n    for start in"),
@@ -171,30 +125,6 @@ def online_softmax_kernel(x, lse, rows, columns, BLOCK: tl.constexpr):
             ("k_tile.T", "k_tile")),
         right("more queries than keys in a tile", ("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, ROWS: tl.constexpr)"), ("row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)"),
             ("tl.full((BLOCK,)", "tl.full((ROWS,)"), ("tl.zeros((BLOCK", "tl.zeros((ROWS"), ("triton.cdiv(q.shape[0], 16)", "triton.cdiv(q.shape[0], 512 // q.shape[1])"), ("BLOCK=16)", "BLOCK=16, ROWS=512 // q.shape[1])")),
-        right("two loops: whole blocks without a mask, then the rest", '''
-@triton.jit
-def step(q_tile, k, v, start, keys, scale, m, l, average, WHOLE: tl.constexpr):
-    BLOCK: tl.constexpr = q_tile.shape[0]
-    D: tl.constexpr = q_tile.shape[1]
-    key = start + tl.arange(0, BLOCK)
-    address = key[:, None] * D + tl.arange(0, D)[None, :]
-    if WHOLE:
-        k_tile = tl.load(k + address)
-        v_tile = tl.load(v + address)
-    else:
-        k_tile = tl.load(k + address, mask=(key < keys)[:, None], other=0.0)
-        v_tile = tl.load(v + address, mask=(key < keys)[:, None], other=0.0)
-    s = tl.dot(q_tile, tl.trans(k_tile)) * scale
-    if not WHOLE:
-        s += tl.where(key < keys, 0.0, float("-inf"))[None, :]
-    new_m = tl.maximum(m, tl.max(s, 1))
-    p = tl.exp(s - new_m[:, None])
-    alpha = tl.exp(m - new_m)
-    new_l = alpha * l + tl.sum(p, 1)
-    return new_m, new_l, (average * (alpha * l)[:, None] + tl.dot(p, v_tile)) / new_l[:, None]
-''', ("    for start in range(0, keys", "    whole = keys // BLOCK * BLOCK\n    for start in range(0, whole"),
-            (0, "m, l, average = step(q_tile, k, v, start, keys, scale, m, l, average, True)"),
-            ("    tl.store(o", "    if whole < keys:\n        m, l, average = step(q_tile, k, v, whole, keys, scale, m, l, average, WHOLE=False)\n    tl.store(o")),
     ],
     "fa2": [
         right("powers of e, and alpha at the end", ("p = tl.exp2(s * scale_log2 - pivot[:, None])", "p = tl.exp(s * (scale_log2 / LOG2E) - pivot[:, None] / LOG2E)"),
@@ -238,12 +168,6 @@ def make(rows):
                 total += tl.sum(tl.load(o + at, here, 0.0).to(tl.float32) * tl.load(do + at, here, 0.0), 1)
             tl.store(delta + row, total, mask=row < queries)
         """)),
-        right("a query for each program", '''
-@triton.jit
-def delta_kernel(o, do, delta, queries, D: tl.constexpr, BLOCK: tl.constexpr):
-    address = tl.program_id(0) * D + tl.arange(0, D)
-    tl.store(delta + tl.program_id(0), tl.sum(tl.load(o + address).to(tl.float32) * tl.load(do + address).to(tl.float32)))
-''', ("(triton.cdiv(o.shape[0], 16),)", "(len(o),)"), ("torch.empty(o.shape[0], dtype=torch.float32)", "o.new_empty((o.size(0),), dtype=torch.float32)")),
     ],
     "dk_dv": [
         right("scores (queries, keys), turned", ("s = tl.dot(k_tile, q_tile.T, input_precision=\"ieee\")", "s = tl.dot(q_tile, k_tile.T, input_precision=\"ieee\").T"),
@@ -275,27 +199,9 @@ def produce(x, slots, full, empty, tiles):
             slot = 0
             phase ^= 1
 '''),
-        right("a Pipeline", ("(consume, (y, slots, full, empty, tiles)), (produce, (x, slots, full, empty, tiles))", "(consume, (y, pipeline, tiles)), (produce, (x, pipeline, tiles))"), '''
-from flash_versions.versions.tiles.pipeline import make_pipeline
-
-
-@gluon.jit
-def produce(x, pipeline, tiles):
-    stage = pipeline.at(0, 0)
-    for i in range(tiles):
-        pipeline.fill(stage, x, [i * 64, 0])
-        stage = stage.next()
-''', ("def consume(y, slots, full, empty, tiles)", "def consume(y, pipeline, tiles)"), ("    for i in range(tiles):\n        slot = i % 2\n", "    stage = pipeline.at(0, 0)\n    for _ in range(tiles):\n"), ("        # write: wait for `full`, add slots.index(slot).load(layout), fence, arrive at `empty`\n        mbarrier.wait(full.index(slot), i // 2 & 1)\n        total += slots.index(slot).load(layout).to(gl.float32)\n        fence_async_shared()\n        mbarrier.arrive(empty.index(slot), count=1)\n        # end\n", "        pipeline.wait(stage)\n        total += pipeline.tile(stage).load(layout).to(gl.float32)\n        pipeline.release_loaded(stage)\n        stage = stage.next()\n"), '''
-@gluon.jit
-def ring_kernel(x, y, tiles):
-    pipeline = make_pipeline(x, 4, 1)
-    fence_async_shared()
-    gl.warp_specialize([(consume, (y, pipeline, tiles)), (produce, (x, pipeline, tiles))], [1], [24])
-'''),
         right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
     ],
     "producer": [
-        right("three slots", ("i % 2", "i % 3"), ("i // 2", "i // 3"), ("[2] +", "[3] +"), ("[2, 1]", "[3, 1]"), ("static_range(2)", "static_range(3)")),
         right("an arrival for each tile", (0, """
             mbarrier.wait(empty.index(slot), (i // 2 & 1) ^ 1)
             mbarrier.expect(full.index(slot), a.block_type.nbytes)

@@ -74,7 +74,7 @@ def test_so_have_gradients(version, layout, device):
 @pytest.fixture
 def on_hopper(monkeypatch):
     """Kernels for Hopper, simulated, with short splits."""
-    monkeypatch.setattr(totals, "SPLIT_KEYS", pairs.SMALL_SPLIT)
+    monkeypatch.setattr(totals, "SPLIT_KEYS", pairs.SMALL_SPLITS)
     monkeypatch.setattr(exact, "plans", {})
     with devices.assume(pairs.HOPPER):
         yield "cpu"

@@ -76,8 +76,7 @@ def test_gradients_of_any_strides(version, device):
 
 @pytest.mark.parametrize("version", LESSONS)
 def test_huge_scores_do_not_overflow(version, device):
-    case = Case("", 66, 70)
-    q, k, v = case.inputs(torch.float16, device)
+    q, k, v = (case := Case("", 66, 70)).inputs(torch.float16, device)
     q, k, options = 300 * q, 300 * k, check.options_of(version, case, device)
     o, lse = attention(q, k, v, version=version, return_lse=True, **options)
     assert_right(make_request(q, k, v, **options), o, lse)
@@ -107,16 +106,17 @@ def test_partitions_may_run_in_any_order(name):
     assert_right(request, *in_every_order(lambda: dict(zip("ol", forward(request)))).values())
 
 
-SPLITS = [(1, 300, True, 3), (40, 300, True, 5), (150, 400, False, 2), (300, 100, True, 3)]
+SPLITS = [(1, 300, True, 3000), (40, 300, True, 5), (150, 400, False, 2), (300, 100, True, 3)]
 
 
 @pytest.mark.parametrize(("M", "N", "causal", "splits"), SPLITS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_split_keys(M, N, causal, splits, dtype, device):
-    """Also splits without a block, and rows without a key."""
+    """Also splits without a block, more than the lesson makes, and rows without a key."""
     inputs = Case("", M, N, heads=4, batch=2).inputs(dtype, device)
-    request = make_request(*inputs, causal=causal)
-    assert_right(request, *fa2.forward(request, splits))
+    options = {"causal": causal, "num_splits": splits}
+    results = attention(*inputs, version="lesson-fa2", return_lse=True, **options)
+    assert_right(make_request(*inputs, **options), *results)
 
 
 def test_a_lesson_is_reached_by_its_name_only():

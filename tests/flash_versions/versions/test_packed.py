@@ -58,6 +58,12 @@ def test_packed(version, lengths, device):
     check_packed(version, *PACKED[lengths], {"causal": True}, device)
 
 
+def test_rows_of_no_sequence_at_all(device):
+    q, k, v = packed_inputs([3], [3], device)
+    o, lse = attention(q, k, v, cu_seqlens_q=bounds([], device), return_lse=True)
+    assert (o == 0).all() and (lse == -torch.inf).all()
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @by_version
 def test_packed_options(version, options, device):

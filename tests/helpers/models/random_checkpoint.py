@@ -12,18 +12,10 @@ from transformer.model.weights import save_model
 from transformer.training import byte_tokenizer
 
 QWEN = Config(
-    vocab_size=151936,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_layers=24,
-    num_heads=14,
-    num_kv_heads=2,
-    head_dim=64,
-    max_positions=32768,
-    rope=Rope(theta=1e6),
-    tied_embeddings=True,
+    vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
+    num_kv_heads=2, head_dim=64, max_positions=32768, rope=Rope(theta=1e6), tied_embeddings=True,
     qkv_bias=True,
-)
+)  # fmt: skip
 TINY = replace(
     QWEN,
     vocab_size=512,

@@ -135,15 +135,9 @@ def tempted(tmp_path_factory) -> Path:
 
 
 TINY = {
-    "task": "tests.helpers.models.tiny_grpo:Count",
-    "prompts": 4,
-    "group": 4,
-    "max_tokens": 12,
-    "lr": 3e-3,
-    "clip_gradient": 1e6,
-    "eval_problems": 4,
-    "eval_samples": 2,
-}
+    "task": "tests.helpers.models.tiny_grpo:Count", "prompts": 4, "group": 4, "max_tokens": 12,
+    "lr": 3e-3, "clip_gradient": 1e6, "eval_problems": 4, "eval_samples": 2,
+}  # fmt: skip
 
 
 def evaluated(reward: float, extent: float = 1.0) -> dict[str, float]:

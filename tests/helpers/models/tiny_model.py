@@ -16,17 +16,10 @@ from transformer.training import byte_tokenizer
 
 CONTEXT = 128
 CONFIG = Config(
-    vocab_size=byte_tokenizer.VOCAB_SIZE,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    max_positions=CONTEXT,
-    tied_embeddings=True,
+    vocab_size=byte_tokenizer.VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_layers=2,
+    num_heads=2, num_kv_heads=1, head_dim=16, max_positions=CONTEXT, tied_embeddings=True,
     qk_norm=True,
-)
+)  # fmt: skip
 PROMPTS = [[72, 105], [87, 104, 97, 116, 32, 105, 115, 63], [256], list(range(40, 60))]
 END = byte_tokenizer.IM_END
 

@@ -49,20 +49,11 @@ def refused(name="", before=(99, 0)):
 
 
 ARGUMENTS = {
-    "x": torch.linspace(0.1, 1, 1024),
-    "y": torch.linspace(1, 2, 1024),
-    "out": torch.zeros(1024),
-    "half": torch.ones(1024, dtype=torch.float16),
-    "index": torch.arange(1024, dtype=torch.int32),
-    "small": torch.ones(1024, dtype=torch.int8),
-    "byte": torch.ones(1024, dtype=torch.uint8),
-    "n": 100,
-    "flag": 3,
-    "scale": 0.5,
-    "nothing": None,
-    "BLOCK": 16,
-    "ACT": "relu",
-}
+    "x": torch.linspace(0.1, 1, 1024), "y": torch.linspace(1, 2, 1024), "out": torch.zeros(1024),
+    "half": torch.ones(1024, dtype=torch.float16), "index": torch.arange(1024, dtype=torch.int32),
+    "small": torch.ones(1024, dtype=torch.int8), "byte": torch.ones(1024, dtype=torch.uint8),
+    "n": 100, "flag": 3, "scale": 0.5, "nothing": None, "BLOCK": 16, "ACT": "relu",
+}  # fmt: skip
 LIMIT = 100
 WARPS = tl.constexpr(4)
 SIZES = [16, 32]

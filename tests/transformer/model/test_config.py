@@ -12,15 +12,10 @@ from transformer.model.families.family import FAMILIES
 from transformer.model.rope import BY_LENGTH, Rope, rotary_table, rotate
 
 HF = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 48,
+    "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

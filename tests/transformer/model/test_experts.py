@@ -16,7 +16,7 @@ from transformer.model.experts import MixtureOfExperts, grouped
 MIXED = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24, "dense_layers": (1,)}
 
 
-def mixed(mixture: MixtureOfExperts, h: torch.Tensor) -> torch.Tensor:
+def mixed(mixture: MixtureOfExperts, h: torch.Tensor, limit: float) -> torch.Tensor:
     """The definition: every expert for every token, most of them with the weight 0."""
     logits = mixture.gate(h)
     largest = logits.topk(mixture.chosen, -1).indices
@@ -30,21 +30,26 @@ def mixed(mixture: MixtureOfExperts, h: torch.Tensor) -> torch.Tensor:
         own = {name: parameter[e] for name, parameter in stacked.items()}
         gate_up = F.linear(h, own["gate_up_proj"], own.get("gate_up_proj_bias"))
         gate, up = gate_up.chunk(2, -1)
-        y = F.linear(F.silu(gate) * up, own["down_proj"], own.get("down_proj_bias"))
+        inner = F.silu(gate) * up
+        if limit:  # gpt-oss's kind
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        y = F.linear(inner, own["down_proj"], own.get("down_proj_bias"))
         total = total + weights[..., e, None] * y
     return total
 
 
-@pytest.mark.parametrize("normed", [True, False], ids=["normed", "parts"])
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-def test_values_and_gradients_are_those_of_the_definition(normed, bias):
-    config = replace(CONFIG, **MIXED, normed_routing=normed, mlp_bias=bias)
-    model = make_model(config, attention).requires_grad_(True)
+@pytest.mark.parametrize(
+    ("normed", "bias", "limit"), [(True, False, None), (False, True, None), (True, True, 0.2)]
+)
+def test_values_and_gradients_are_those_of_the_definition(normed, bias, limit):
+    shape = {"normed_routing": normed, "mlp_bias": bias, "swiglu_limit": limit}
+    model = make_model(replace(CONFIG, **MIXED, **shape), attention).requires_grad_(True)
     mixture = model.model.layers[0].mlp
     x = torch.randn(2, 7, 48, dtype=torch.float64, requires_grad=True)
     wanted = [x, *mixture.parameters()]
     direction = torch.randn_like(x)
-    found, expected = mixture(x, nn.Identity()), mixed(mixture, x)
+    found, expected = mixture(x, nn.Identity()), mixed(mixture, x, limit)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     gradients = (torch.autograd.grad((y * direction).sum(), wanted) for y in (found, expected))
     for ours, theirs in zip(*gradients, strict=True):

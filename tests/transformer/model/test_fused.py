@@ -166,7 +166,7 @@ def test_no_length_of_a_prompt_has_kernels_of_its_own(monkeypatch, kind, family)
 
 def test_weights_are_joined_and_not_copied():
     """Parameters become parts of a larger tensor once, and stay what they were; after a copy or in
-    another dtype each has memory of its own again, and is joined anew.
+    another dtype or order each has memory of its own again, and is joined anew.
     """
     model = tiny("cpu", qkv_bias=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -181,9 +181,10 @@ def test_weights_are_joined_and_not_copied():
         k.weight.fill_(7)  # as an optimiser's step would
     assert (weight[64:96] == 7).all()
     for other in (copy.deepcopy(model), model.double()):
-        layers = other.model.blocks[0].self_attn.qkv
-        weight, _ = fused.joined(layers)
-        assert torch.equal(weight, torch.cat([layer.weight for layer in layers]))
+        q, k, v = other.model.blocks[0].self_attn.qkv
+        for layers in ((q, k, v), (q, v, k)):
+            weight, _ = fused.joined(layers)
+            assert torch.equal(weight, torch.cat([layer.weight for layer in layers]))
 
 
 @pytest.mark.parametrize(

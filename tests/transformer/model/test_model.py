@@ -16,19 +16,11 @@ CONFIG = replace(tiny_model.CONFIG, **SIZES, num_heads=4, num_kv_heads=2)
 
 # With every part that tells families apart, and another one in each layer.
 VARIED = replace(
-    CONFIG,
-    num_layers=4,
-    activation="gelu_tanh",
-    norm_plus_one=True,
-    four_norms=True,
-    scaled_embeddings=True,
-    query_pre_attn_scalar=3.0,
-    scores_softcap=1.0,
-    logits_softcap=2.0,
-    sinks=True,
-    layer_windows=(3, None, 1, 6),
+    CONFIG, num_layers=4, activation="gelu_tanh", norm_plus_one=True, four_norms=True,
+    scaled_embeddings=True, query_pre_attn_scalar=3.0, scores_softcap=1.0, logits_softcap=2.0,
+    sinks=True, layer_windows=(3, None, 1, 6),
     layer_ropes=(Rope(1e2), Rope(partial_rotary_factor=0.5), None, Rope(1e2)),
-)
+)  # fmt: skip
 BOTH = pytest.mark.parametrize("config", [CONFIG, VARIED], ids=["alike", "varied"])
 
 

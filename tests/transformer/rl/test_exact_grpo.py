@@ -108,11 +108,12 @@ def test_an_ordinary_run_has_one_and_both_are_in_the_log(tempted, tmp_path, grpo
     assert code == 0 and (tmp_path / "a.png").stat().st_size > 0
 
 
-def test_a_gap_ends_an_exact_run(tempted):  # noqa: F811
+@pytest.mark.parametrize("gap", [1e-6, float("nan")])
+def test_a_gap_ends_an_exact_run(gap, tempted):  # noqa: F811
     trainer = make_trainer(tempted, exact=True)
     rollouts = trainer.roll_out().rollouts
     first = next(r for r in rollouts if r.reward != rollouts[0].reward)
-    first.completion.logprobs[0] += 1e-6
+    first.completion.logprobs[0] += gap
     with pytest.raises(ValueError, match="more than 0 with --exact"):
         trainer.learn(rollouts)
 
@@ -263,6 +264,7 @@ OTHER = {"qk_norm": False, "qkv_bias": True}
     [("torch", "reference", {"sinks": True}), ("fused", "fa2", {}), ("fused", "fa2", OTHER)],
     ids=str,
 )
+@torch.no_grad()  # for which there is a fused forward
 def test_a_shared_cache_is_one_for_each_row(kernels, version, changes):
     model = tiny(kernels, attend_by(version), **changes)
     prompts = KVCache(model.config, 2, 40)

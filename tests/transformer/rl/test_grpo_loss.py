@@ -47,18 +47,14 @@ class Rows:
 
     def loss(self, loss: Loss, totals: Totals = TOTALS):
         """Value, gradient and metrics."""
-        logprobs = self.logprobs.clone().requires_grad_()
+        given = (self.logprobs, self.old, self.reference, self.sampler)
+        given = logprobs, old, reference, sampler = [x.clone().requires_grad_() for x in given]
         value, metrics = grpo_loss(
-            logprobs,
-            self.old,
-            self.advantages,
-            self.mask,
-            loss,
-            totals,
-            reference=self.reference,
-            sampler=self.sampler,
-        )
-        (gradient,) = torch.autograd.grad(value, logprobs)
+            logprobs, old, self.advantages, self.mask, loss, totals, reference=reference,
+            sampler=sampler,
+        )  # fmt: skip
+        gradient, *others = torch.autograd.grad(value, given, allow_unused=True)
+        assert others == [None, None, None], "only the policy learns"
         return value.detach(), gradient, metrics
 
 

@@ -17,7 +17,20 @@ from transformer.rl.run import read_metrics
 from transformer.tasks.problems import Problems, read_line
 from transformer.tasks.verifiers import as_reward, exact, number, parse_reward
 
-NESTED = [
+ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
+RIGHT_NUMBERS = [
+    "72",
+    "<think>9*8</think><answer>72</answer>",
+    "<answer> 72.0 </answer>",
+    "So \\boxed{72}.",
+    "First 9, then 8.\n#### 72",
+    "It costs $72.",
+    "In the end 72%",
+    "It is 144/2",
+    "<think>perhaps 3</think>72",
+    "3</think>It is 72",  # a template opened the thought
+    "not 71, but 72",
+    "It is 7.2e1.",
     r"<answer>\boxed{72}</answer>",
     r"<answer>It is $\boxed{72}$.</answer>",
     r"\boxed{<answer>72</answer>}",
@@ -34,22 +47,6 @@ NESTED = [
     r"\boxed{\$72}",
     r"\boxed{72\%}",
     r"\boxed{0{,}072 \times 10^3}",
-]
-ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
-RIGHT_NUMBERS = [
-    "72",
-    "<think>9*8</think><answer>72</answer>",
-    "<answer> 72.0 </answer>",
-    "So \\boxed{72}.",
-    "First 9, then 8.\n#### 72",
-    "It costs $72.",
-    "In the end 72%",
-    "It is 144/2",
-    "<think>perhaps 3</think>72",
-    "3</think>It is 72",  # a template opened the thought
-    "not 71, but 72",
-    "It is 7.2e1.",
-    *NESTED,
 ]
 WRONG_NUMBERS = [
     "",
@@ -72,9 +69,9 @@ WRONG_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("completion", RIGHT_NUMBERS)
-def test_right_numbers(completion):
-    assert number(completion, {"answer": "72"}) == 1
+@pytest.mark.parametrize("completion", RIGHT_NUMBERS + WRONG_NUMBERS)
+def test_numbers(completion):
+    assert number(completion, {"answer": "72"}) == (completion in RIGHT_NUMBERS)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -95,11 +92,6 @@ def test_an_answer_that_fails_its_own_reward_is_named(answer):
     given = [*lines(), ("line 41", {"prompt": "x", "answer": answer})]
     with pytest.raises(ValueError, match="line 41: a reply that repeats the answer .* exact"):
         Problems("a", given)
-
-
-@pytest.mark.parametrize("completion", WRONG_NUMBERS)
-def test_wrong_numbers(completion):
-    assert number(completion, {"answer": "72"}) == 0
 
 
 def test_exact_texts():
@@ -289,19 +281,12 @@ def test_a_model_without_a_template_takes_plain_prompts_only(tempted, file, tmp_
 ONES = [1, True, 1.0, np.float32(1), np.int64(1), np.ones(1), np.bool_(True), Fraction(1)]
 ONES += [torch.ones(()), torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)]
 NUMBERLESS = {
-    "None (NoneType)": None,
-    "'1' (str)": "1",
-    "b'1' (bytes)": b"1",
-    "[1.0] (list)": [1.0],
-    "nan (float)": math.nan,
-    "inf (float)": math.inf,
-    f"1{79 * '0'} (int)": 10**400,
-    "array('1', dtype='<U1') (ndarray)": np.array("1"),
-    "array([0., 0.]) (ndarray)": np.zeros(2),
-    "tensor([[1., 0.], [0., 1.]]) (Tensor)": torch.eye(2),
-    "tensor([]) (Tensor)": torch.ones(0),
+    "None (NoneType)": None, "'1' (str)": "1", "b'1' (bytes)": b"1", "[1.0] (list)": [1.0],
+    "nan (float)": math.nan, "inf (float)": math.inf, f"1{79 * '0'} (int)": 10**400,
+    "array('1', dtype='<U1') (ndarray)": np.array("1"), "array([0., 0.]) (ndarray)": np.zeros(2),
+    "tensor([[1., 0.], [0., 1.]]) (Tensor)": torch.eye(2), "tensor([]) (Tensor)": torch.ones(0),
     "1j (complex)": 1j,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ONES, ids=lambda x: f"{x!r} {type(x).__name__}")

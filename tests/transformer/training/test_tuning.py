@@ -284,9 +284,7 @@ def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path,
         (model / file).write_text(text)
     fixed = f"--data {chats} --model {model} --out {out} --device cpu --steps 1"
     assert train.main([*fixed.split(), "--batch-tokens", "64", "--context", "64"]) == 0
-    assert (
-        "attention is reference, PyTorch written out: version 'sdpa': " in capsys.readouterr().err
-    )
+    assert "attention is reference, PyTorch written out: " in capsys.readouterr().err
     assert load_model(out).config == load_model(model).config
 
 

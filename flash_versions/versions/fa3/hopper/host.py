@@ -314,6 +314,7 @@ def make_plan(
     alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
     if config.tail != 1 and not (config.tail > 1 and alike):
         raise ValueError(f"tail={config.tail} is for tiles that are alike, of one panel of V.")
+    keys = totals.split_keys(max(request.q.shape[3], request.v.shape[3]))
     return Plan(
         launch_forward,
         config,
@@ -321,7 +322,7 @@ def make_plan(
             **constants(request, config, scales, per_block, shift),
             "OVERLAP": config.overlap,
             "LATE_WAIT": config.late_wait,
-            "SPLIT": totals.SPLIT_KEYS // config.block_kv if request.batch_invariant else 0,
+            "SPLIT": keys // config.block_kv if request.batch_invariant else 0,
             "TAIL": config.tail,
         },
         boxes_of(request, config),

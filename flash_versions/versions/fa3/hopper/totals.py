@@ -1,7 +1,7 @@
 """Splits of a fixed size: how a long row gets the same bits in one program and in many.
 
 A step of decoding splits the keys over programs, and a prefill does not. With batch_invariant both
-do the same arithmetic. Keys are divided into splits of SPLIT_KEYS, counted from a sequence's first
+do the same arithmetic. Keys are divided into splits of a fixed size, counted from a sequence's first
 key, and visited from the last one to the first. Each split has an online softmax of its own, which
 begins with nothing. Where it ends, its state (acc, m, l) is merged into the total of the splits
 behind it, and the first key's split comes last. A split in which a row sees no key has m = -inf, so
@@ -27,8 +27,17 @@ from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
 from flash_versions.versions.tiles.triton_compat import aggregate, thread_barrier
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-SPLIT_KEYS = 4096
+# Keys of a split, by the head dims up to which it serves: whole blocks. With half as many keys, twice
+# as many programs share a step of decoding, and a prefill merges twice as often. At 64 dims a single
+# sequence of 32k keys with 8 key heads then has 104 programs in the place of 64.
+SPLIT_KEYS = {64: 2688, 256: 4096}
+MOST_BLOCKS = gl.constexpr(64)  # of a split
 PART_COLUMNS = gl.constexpr(64)
+
+
+def split_keys(head_dim: int) -> int:
+    """Keys of a split for the larger of both head dims."""
+    return next(keys for dims, keys in SPLIT_KEYS.items() if head_dim <= dims)
 
 
 @gluon.jit
@@ -66,7 +75,7 @@ class Totals:
         split = problem.block_of(problem.entry(end - 1)) // self.SPLIT
         if problem.lists.ON:
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-            place = end - 1 - gl.arange(0, self.SPLIT, layout=layout)
+            place = end - 1 - gl.arange(0, MOST_BLOCKS, layout=layout)
             block = problem.block_of(problem.entry(gl.maximum(place, begin)))
             inside = (place >= begin) & (block // self.SPLIT == split)
             return end - gl.sum(inside.to(gl.int32), axis=0)

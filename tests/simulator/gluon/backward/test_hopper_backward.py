@@ -169,6 +169,8 @@ def test_what_is_left_to_the_portable_kernels(monkeypatch):
     (192, 192, {"halves": True, "panels": True}, "wider than the 320 of halves"),
     (256, 256, {"pair": True, "panels": True}, "wider than the 384 of a pair"),
     (64, 160, {"halves": True, "panels": True}, "halves do not fit head_dim 64 of q"),
+    (64, 64, {"tail": 2}, "tail=2 is for tiles of a pair"),
+    (192, 192, {"pair": True, "panels": True, "tail": 0}, "tail=0 is for tiles of a pair"),
     (64, 64, {"parts": 2}, "parts=2 must divide the 3 heads of a group"),
 ])  # fmt: skip
 def test_a_schedule_for_another_call(D, D_v, options, said):

@@ -220,6 +220,7 @@ def test_heads_of_a_group_share_tiles(name, version, order):
 @pytest.mark.parametrize("switches, options, sentence", [
     ({"heads": 4}, {}, "heads=4 .* 6 query heads to a key head"),
     ({"heads": 2}, {"alibi_slopes": torch.ones(6)}, "no slope"),
+    ({"tail": 0}, {}, "tail=0 is for tiles"), ({"tail": 2}, {"causal": True}, "tail=2 is for"),
     ({"heads": 3}, {}, "powers of two"),
 ])  # fmt: skip
 def test_what_cannot_share_a_tile(switches, options, sentence):

@@ -72,13 +72,13 @@ def panels_of(head_dim: int) -> int:
 
 def default_config(request: Request) -> DecodeConfig:
     """The configuration for a request; with batch_invariant, in the blocks of the forward."""
-    panels = panels_of(max(request.q.shape[3], request.v.shape[3]))
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    panels = panels_of(head_dim)
     programs = 1 if panels > 2 else 2
     if not request.batch_invariant:
         return DecodeConfig(programs=programs, slots=SLOTS[panels])
-    return DecodeConfig(
-        forward_config(request).block_kv, programs, EXACT_SLOTS[panels], totals.SPLIT_KEYS
-    )
+    block_kv, split = forward_config(request).block_kv, totals.split_keys(head_dim)
+    return DecodeConfig(block_kv, programs, EXACT_SLOTS[panels], split)
 
 
 def left_to_gathering(request: Request) -> str | None:
