@@ -155,8 +155,8 @@ def _other_sort(rng: Random) -> str:
 def _spelling(rng: Random, word: Callable[[Random], str], letter: Callable[[Random], str]) -> str:
     """A question about the letters of something that is no word of up to twenty letters."""
     section = rng.choice(("reverse", "letters", "count"))
-    word, letter = quote(rng, cased(rng, word(rng))), quote(rng, letter(rng))
-    return say(rng, PATTERNS[section], word=word, letter=letter)
+    operands = {"word": quote(rng, cased(rng, word(rng))), "letter": quote(rng, letter(rng))}
+    return say(rng, PATTERNS[section], **operands)
 
 
 def _letter(rng: Random) -> str:

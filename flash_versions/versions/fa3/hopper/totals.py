@@ -1,8 +1,8 @@
 """Splits of a fixed size: how a long row gets the same bits in one program and in many.
 
 A step of decoding splits the keys over programs, and a prefill does not. With batch_invariant both
-do the same arithmetic. Keys are divided into splits of a fixed size, counted from a sequence's first
-key, and visited from the last one to the first. Each split has an online softmax of its own, which
+do the same arithmetic. Splits of the keys have a fixed size, are counted from a sequence's first key,
+and visited from the last one to the first. Each split has an online softmax of its own, which
 begins with nothing. Where it ends, its state (acc, m, l) is merged into the total of the splits
 behind it, and the first key's split comes last. A split in which a row sees no key has m = -inf, so
 it leaves that row's total as it is, bit by bit: it does not matter which rows share a tile. A sink
@@ -27,9 +27,8 @@ from flash_versions.versions.fa3.hopper.panels import Output, parts_of, per_row
 from flash_versions.versions.tiles.triton_compat import aggregate, thread_barrier
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Keys of a split, by the head dims up to which it serves: whole blocks. With half as many keys, twice
-# as many programs share a step of decoding, and a prefill merges twice as often. At 64 dims a single
-# sequence of 32k keys with 8 key heads then has 104 programs in the place of 64.
+# Keys of a split, whole blocks, by the head dims up to which it serves. With fewer, more programs
+# share a step of decoding, and a prefill merges more often.
 SPLIT_KEYS = {64: 2688, 256: 4096}
 MOST_BLOCKS = gl.constexpr(64)  # of a split
 PART_COLUMNS = gl.constexpr(64)
