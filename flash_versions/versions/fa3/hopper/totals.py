@@ -1,8 +1,8 @@
 """Splits of a fixed size: how a long row gets the same bits in one program and in many.
 
 A step of decoding splits the keys over programs, and a prefill does not. With batch_invariant both
-do the same arithmetic. Splits of the keys have a fixed size, are counted from a sequence's first key,
-and visited from the last one to the first. Each split has an online softmax of its own, which
+do the same arithmetic. Splits of the keys have a fixed size, are counted from a sequence's first
+key, and visited from the last one to the first. Each split has an online softmax of its own, which
 begins with nothing. Where it ends, its state (acc, m, l) is merged into the total of the splits
 behind it, and the first key's split comes last. A split in which a row sees no key has m = -inf, so
 it leaves that row's total as it is, bit by bit: it does not matter which rows share a tile. A sink
