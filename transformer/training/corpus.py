@@ -18,7 +18,7 @@ import numpy as np
 from transformer.tasks import phrases
 from transformer.tasks.beyond import number_of
 from transformer.tasks.skills import TASKS
-from transformer.tasks.task import REPLY, Problem
+from transformer.tasks.task import REPLY, Problem, Task
 from transformer.training import byte_tokenizer as bytes_
 
 # What a model may be taught: shares of the tasks, in per cent for each.
@@ -88,16 +88,21 @@ def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:
             return Problem(task, arguments, question)
 
 
-def second_question(rng: Random, held_out: bool = True) -> Problem:
-    """A follow-up with the conversation before it: a sum or a difference, and its right answer."""
-    task = TASKS[rng.choice(("add", "add", "subtract"))]
-    first = task.sample(rng)
-    while len(first.task.answer(*first.arguments).lstrip("-")) > 4:
+class FollowUps(Task):
+    """The second question of a conversation, about the right answer to a sum or a difference."""
+
+    name = "follow-ups"
+
+    def sample(self, rng: Random, held_out: bool = False) -> Problem:
+        """Draw a question with the conversation before it."""
+        task = TASKS[rng.choice(("add", "add", "subtract"))]
         first = task.sample(rng)
-    reply = CAREFUL.reply(rng, first)
-    history = (*first.messages, {"role": "assistant", "content": reply})
-    number = int(first.task.answer(*first.arguments))
-    return replace(follow_up(rng, number, held_out), history=history)
+        while len(first.task.answer(*first.arguments).lstrip("-")) > 4:
+            first = task.sample(rng)
+        reply = CAREFUL.reply(rng, first)
+        history = (*first.messages, {"role": "assistant", "content": reply})
+        number = int(first.task.answer(*first.arguments))
+        return replace(follow_up(rng, number, held_out), history=history)
 
 
 def addressed(rng: Random, problem: Problem) -> Problem:
