@@ -1,7 +1,6 @@
 """Progress of long work on standard error: a bar on a terminal, lines in a log, or nothing."""
 
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,40 +22,31 @@ class Progress:
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self._bar: Any = None
-        self._total, self._started = 0, 0.0
-        self._before: int | None = None  # steps that were taken before this process began
+        self._total = 0
 
     def start(self, total: int) -> None:
         """Begin. The first step that is reported may be a later one, of work that goes on."""
-        self._total, self._before, self._started = total, None, time.perf_counter()
+        self._total = total
         self._bar = progress_bar(total, "step", self.quiet)
 
-    def step(
-        self, step: int, shown: Mapping[str, str] | None = None, seconds: float | None = None
-    ) -> None:
+    def step(self, step: int, shown: Mapping[str, str] | None, seconds: float) -> None:
         """A step was taken.
 
         Args:
             step: how many were taken so far.
             shown: measurements by name; without them, a log gets no line.
-            seconds: that all steps took so far, without what was done between them; None: since
-                `start`.
+            seconds: that all steps took so far, without what was done between them.
         """
         if self.quiet:
             return
-        if self._before is None:
-            self._before = step - 1
-            if self._bar is not None:
-                self._bar.initial = self._bar.n = self._before
         if self._bar is not None:
+            if not self._bar.n:  # steps before this one were taken by another process
+                self._bar.initial = self._bar.n = step - 1
             if shown is not None:
                 self._bar.set_postfix(shown, refresh=False)
             self._bar.update(step - self._bar.n)
         elif shown is not None:
-            if seconds is None:
-                seconds = (time.perf_counter() - self._started) / (step - self._before)
-            else:
-                seconds /= step
+            seconds /= step
             parts = [f"step {step}/{self._total}", *(f"{x} {y}" for x, y in shown.items())]
             left = tqdm.format_interval(seconds * (self._total - step))
             parts += [f"{seconds:.3g} s/step", f"{left} left"]
