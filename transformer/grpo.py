@@ -300,7 +300,7 @@ def _run_in(
     with world.together():
         settings = resolved(settings, world.device, world)
         folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
-        trackers.check(arguments.report_to)
+        trackers.package(arguments.report_to)
         if world.main:
             stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)

@@ -148,7 +148,7 @@ def _run(argv: Sequence[str]) -> None:
         recipe = tuning.plan(arguments, device, task) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():
-            trackers.check(arguments.report_to)
+            trackers.package(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
         training = Training(recipe, arguments.out, device, world)
