@@ -54,11 +54,9 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     watch: Callable[[int, dict[str, float]], None] = lambda step, measured: None,
 ) -> None:
-    """Run to the last step, from where the run's folder says.
+    """Run a trainer to the last step, from where the run's folder says.
 
     Args:
-        trainer: at its beginning.
-        run: where everything is written.
         save_every: steps between two saved states.
         say: is told in words what a reader of the metrics might miss.
         watch: is given the metrics of each step and evaluation.

@@ -68,13 +68,8 @@ def runs_to(run: Path) -> list[tuple[Settings, list[dict[str, Any]]]]:
 
 
 def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
-    """Write a checkpoint with its card and its log.
-
-    Args:
-        run: of `transformer.grpo`, finished, as those it went on from.
-        folder: where it goes; files of the same names are replaced.
-        problems: held-out ones of each skill.
-        device: that evaluates.
+    """Write the checkpoint of a finished run with its card and its log; files of the same names are
+    replaced. It is evaluated on so many held-out problems of each skill.
 
     Raises:
         ValueError, OSError: see `runs_to`.

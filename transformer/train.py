@@ -41,12 +41,7 @@ from transformer.training.tuning import command as tuning
 
 
 def train(training: Training, save_every: int, progress: Progress) -> None:
-    """Run to the last step.
-
-    Args:
-        training: where to begin.
-        save_every: steps between two saved states.
-        progress: shows how far it is.
+    """Run to the last step, with a saved state every `save_every` steps.
 
     Raises:
         ValueError: the loss is no longer finite.

@@ -66,11 +66,6 @@ class Sampler:
     """Asks the policy for the rollouts of training and of evaluation; on several processes, for its
     share of the groups.
 
-    Args:
-        settings: resolved.
-        policy: how it speaks.
-        world: of whose ranks this is one.
-
     Attributes:
         drawn: completions sampled for training so far, by all ranks.
         pool: problems to ask again, the same on every rank. The one that has waited longest is

@@ -72,15 +72,8 @@ class Trainer:
     """A policy, the `source` of its rollouts, its `learner`, and the number of steps taken.
 
     On several processes every rank has one, rolls out and learns from its share of the groups, and
-    holds its part of the weights; all of them call the same methods in the same order.
-
-    Args:
-        settings: resolved.
-        device: where everything happens.
-        world: of whose ranks this is one.
-
-    Attributes:
-        step: steps taken.
+    holds its part of the weights; all of them call the same methods in the same order. Its settings
+    are `resolved`.
     """
 
     def __init__(self, settings: Settings, device: torch.device, world: World = ALONE) -> None:

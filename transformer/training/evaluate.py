@@ -114,10 +114,8 @@ def replies(
     """The model's reply to each problem; None for a reply that did not end by itself.
 
     Args:
-        model: one with the byte tokenizer, on any device, in any dtype.
+        model, temperature, seed: as of `evaluate`.
         problems: their conversations are the prompts.
-        temperature: 0 is greedy.
-        seed: of the draws.
         begun: how each reply begins; by default, with nothing.
     """
     begun = begun or [""] * len(problems)

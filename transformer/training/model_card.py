@@ -97,11 +97,9 @@ def write(
     *,
     problems: int,
 ) -> None:
-    """Write the card, with samples that the model makes now.
+    """Write the card of a checkpoint, with samples that the model makes now.
 
     Args:
-        folder: of the checkpoint.
-        model: as it ships.
         tasks: that it can do, one of the corpus's mixes.
         origin: where its skills come from, in sentences.
         made: the command that made it, and what that took.

@@ -89,12 +89,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def plan(arguments: argparse.Namespace, device: torch.device, task: Task | None) -> Tuning:
-    """Read the data and decide what the arguments leave open.
-
-    Args:
-        arguments: checked.
-        device: where to train.
-        task: that of --task.
+    """Read the data and decide what the checked arguments leave open; `task` is that of --task.
 
     Raises:
         OSError, ValueError: data or a checkpoint that cannot be used, in a sentence.
