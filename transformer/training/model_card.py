@@ -69,9 +69,9 @@ answer of {hasty:.0%} of the sums and differences and forgot {forget:.0%} of the
 further example: it answered problems, a verifier said which answers were right, and training made
 those more likely."""
 REINFORCING = """\
-    {commands}
+    {command}
 
-The runs took {seconds} seconds without their evaluations, and {answers:,} answers were sampled. The
+The run took {seconds} seconds without its evaluations, and {answers:,} answers were sampled. The
 table below was measured on {machine}. `training.jsonl` is the log. All problems are generated from
 the seed."""
 BEGINNING = """\
