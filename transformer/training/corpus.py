@@ -9,7 +9,6 @@ then costs a few per cent instead of more than half.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -34,7 +33,6 @@ FOLLOW_UPS = 0.6  # share of later questions that build on the answer before the
 NO_THINKING = 0.03  # share of replies that begin with an empty thought that was put there
 LENGTH_MULTIPLE = 16
 
-_draws = {name: (tuple(mix), tuple(accumulate(mix.values()))) for name, mix in MIXES.items()}
 _empty_thought = [bytes_.SPECIAL_TOKENS[tag] for tag in ("<think>", "</think>")]
 
 
@@ -69,8 +67,8 @@ CAREFUL = Teacher()
 
 def draw_problem(rng: Random, tasks: str) -> Problem:
     """A problem from one of the MIXES, none that is held out."""
-    names, weights = _draws[tasks]
-    return TASKS[rng.choices(names, cum_weights=weights)[0]].sample(rng)
+    mix = MIXES[tasks]
+    return TASKS[rng.choices([*mix], [*mix.values()])[0]].sample(rng)
 
 
 def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:

@@ -97,7 +97,8 @@ class Encoder:
 
     def _conversation(self, chat: Chat) -> list[Document]:
         text, tokens = self._encoded(self._rendered(chat, chat.messages))
-        learned, turns = list[int](), _turns(chat.messages)
+        learned, messages = list[int](), enumerate(chat.messages)
+        turns = [i for i, message in messages if message["role"] == "assistant"]
         for turn in turns:
             message = chat.messages[turn]
             before, prompt = self._encoded(self._prompt(chat, chat.messages[:turn]))
@@ -202,10 +203,6 @@ def _named(message: Message) -> str:
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
-
-
-def _turns(messages: Sequence[Message]) -> list[int]:
-    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def _document(chat: Chat, tokens: Sequence[int], learned: Sequence[int]) -> Document:
