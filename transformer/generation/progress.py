@@ -50,7 +50,7 @@ class Progress:
             parts = [f"step {step}/{self._total}", *(f"{x} {y}" for x, y in shown.items())]
             left = tqdm.format_interval(seconds * (self._total - step))
             parts += [f"{seconds:.3g} s/step", f"{left} left"]
-            self._write("  ".join(parts))
+            sys.stderr.write("  ".join(parts) + "\n")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar if there is one."""
@@ -59,14 +59,10 @@ class Progress:
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
-            self._write(line)
+            sys.stderr.write(f"{line}\n")
 
     def close(self) -> None:
         """End the bar; may be called again."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
