@@ -346,27 +346,21 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+_environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+)
+# Jinja's own filter escapes <, > and & for HTML.
+_environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+_environment.globals["raise_exception"] = _raise_exception
+_compile = lru_cache(_environment.from_string)
+
+
 def reads_variable(template: str, name: str) -> bool:
     """Whether a template depends on a variable, such as enable_thinking; False if it is broken."""
     try:
-        return name in find_undeclared_variables(_environment().parse(template))
+        return name in find_undeclared_variables(_environment.parse(template))
     except jinja2.TemplateError:
         return False
-
-
-@lru_cache
-def _compile(template: str) -> jinja2.Template:
-    return _environment().from_string(template)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    # Jinja's own filter escapes <, > and & for HTML.
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
 
 
 def _encodable(text: str) -> str:
