@@ -95,15 +95,6 @@ class Sampler:
             except ValueError as error:
                 raise ValueError(f"{line.name}: {error}") from error
 
-    def _asked(self, fresh: Iterator[Asked], count: int, step: int) -> list[Asked]:
-        """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
-        most = min(round(self.settings.replay * count), len(self.pool))
-        again = [self.pool.popleft() for _ in range(most)]
-        asked = [*again, *islice(fresh, count - len(again))]
-        if again:  # more is learned from them than from fresh ones, so every rank has its part
-            Random(f"{self.settings.seed} {step} order").shuffle(asked)
-        return asked
-
     def roll_out(self, model: Transformer, step: int) -> Groups:
         """Sample the groups of a step from a model.
 
@@ -115,7 +106,11 @@ class Sampler:
         rollouts, passed_over, missing = list[Rollout](), list[Rollout](), s.prompts
         asked, spreads = list[Asked](), list[bool]()
         for _ in range(DRAWS if s.dynamic_sampling else 1):
-            now = self._asked(fresh, missing, step)
+            again = min(round(s.replay * missing), len(self.pool))
+            now = [self.pool.popleft() for _ in range(again)]
+            now += islice(fresh, missing - again)
+            if again:  # more is learned from them than from fresh ones, so every rank has its part
+                Random(f"{s.seed} {step} order").shuffle(now)
             problems = [one.problem for one in now]
             with self.world.together():
                 found = self._sampled(
@@ -132,9 +127,9 @@ class Sampler:
             if not missing:
                 break
         self.pool.extend(compress(asked, spreads))  # only now: no problem is asked twice in a step
-        again, drawn = sum(one.step < step for one in asked), self.drawn - first
+        drawn, replayed = self.drawn - first, s.group * sum(one.step < step for one in asked)
         seconds = time.perf_counter() - started
-        return Groups(rollouts, passed_over, drawn, again * s.group / drawn, seconds)
+        return Groups(rollouts, passed_over, drawn, replayed / drawn, seconds)
 
     def _sampled(
         self,
