@@ -34,7 +34,7 @@ from transformer.rl.recipes import find_task
 from transformer.training import teaching, trackers
 from transformer.training.corpus import MIXES
 from transformer.training.parallel import alike, connected, own_device
-from transformer.training.run import Training
+from transformer.training.run import STATE, Training
 from transformer.training.teaching import PATIENCE, SLOPPY
 from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
@@ -166,7 +166,7 @@ def _run(argv: Sequence[str]) -> None:
             recipe.measure(training, progress)
         recipe.publish(training, progress)
         if world.main:
-            training.finish()
+            (training.folder / STATE).unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

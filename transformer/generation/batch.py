@@ -112,14 +112,11 @@ class Batch:
     """Rows on their way through the model: those that have a place, and those that wait for one.
 
     Args:
-        model: what answers.
         rows: the answers, those to one prompt in succession.
-        options: how tokens are sampled.
         generators: one for each row; greedy needs none.
         places: rows that are answered at the same time.
         samples: rows to each prompt.
         watched: somebody reads along, or looks for a text that ends the answer.
-        engine: how the engine goes about it.
         kept: of the conversation before the only row, which `keep` adds to; not with pages.
     """
 
@@ -300,7 +297,7 @@ class Batch:
         if isinstance(self.cache, PagedKVCache):
             # Drafts that fail may get lost.
             ahead = decoding.ahead + steps * (1 + self.engine.prompt_lookup)
-            most = [min(row.stored + ahead, row.most_stored) for row in self.places]
+            most = [min(x.stored + ahead, len(x.prompt) + x.limit - 1) for x in self.places]
             self.cache.allocate([0 if x.finish_reason else n for x, n in zip(self.places, most)])
         decoding.advance(steps)
 

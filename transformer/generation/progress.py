@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -9,20 +10,20 @@ from tqdm import tqdm
 from transformer.model.kernels.startup import progress_bar
 
 
+@dataclass
 class Progress:
     """How far a command is.
 
     On a terminal this is tqdm's bar, with the rate and the time left. Elsewhere it is a line for
     each call of `step` that has something to show, without control characters.
 
-    Args:
+    Attributes:
         quiet: say nothing at all.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self._bar: Any = None
-        self._total = 0
+    quiet: bool = False
+    _bar: Any = None
+    _total: int = 0
 
     def start(self, total: int) -> None:
         """Begin. The first step that is reported may be a later one, of work that goes on."""

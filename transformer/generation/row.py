@@ -65,11 +65,6 @@ class Row:
         """Tokens in the cache: the newest token is not there yet."""
         return len(self.prompt) + max(0, len(self.tokens) - 1)
 
-    @property
-    def most_stored(self) -> int:
-        """The same once the answer has reached its limit."""
-        return len(self.prompt) + self.limit - 1
-
     def take(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
         """Add tokens, up to where the row ends.
 

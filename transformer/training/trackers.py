@@ -43,10 +43,8 @@ def numbers(measured: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def package(name: str) -> Any:
-    """The package of a tracker, to be called before a run has a folder; None for no tracker.
-
-    Raises:
-        ValueError: it is not installed; says how to install it.
+    """The package of a tracker, None for "none"; a ValueError says how to install it. A command
+    calls this before a run has a folder, too.
     """
     try:
         return import_module(PACKAGES[name]) if name != "none" else None

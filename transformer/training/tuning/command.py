@@ -62,11 +62,7 @@ def is_own(arguments: argparse.Namespace) -> bool:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together, and fill in what was not given.
-
-    Raises:
-        ValueError: in a sentence.
-    """
+    """Refuse options that do not go together by a ValueError, and fill in what was not given."""
     given = [name for name in OWN if hasattr(arguments, name)]
     if not is_own(arguments):
         if given:
