@@ -54,11 +54,9 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     watch: Callable[[int, dict[str, float]], None] = lambda step, measured: None,
 ) -> None:
-    """Run to the last step, from where the run's folder says.
+    """Run a trainer to the last step, from where the run's folder says.
 
     Args:
-        trainer: at its beginning.
-        run: where everything is written.
         save_every: steps between two saved states.
         say: is told in words what a reader of the metrics might miss.
         watch: is given the metrics of each step and evaluation.
@@ -300,7 +298,7 @@ def _run_in(
     with world.together():
         settings = resolved(settings, world.device, world)
         folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
-        trackers.check(arguments.report_to)
+        trackers.package(arguments.report_to)
         if world.main:
             stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)

@@ -1,8 +1,7 @@
 """`python -m transformer.ship RUN FOLDER`: a finished GRPO run becomes a checkpoint with a card.
 
-The card says how it was made, also by the runs before if it went on from one, what it can do on
-held-out problems, skill by skill, and what it answers. Its evaluation is that of the taught models,
-so that cards can be compared.
+The card says how it was made, what it can do on held-out problems, skill by skill, and what it
+answers. Its evaluation is that of the taught models, so that cards can be compared.
 """
 
 import json
@@ -25,7 +24,7 @@ from transformer.training import model_card
 from transformer.training.evaluate import as_record, evaluate
 
 LOG_EVERY = 20  # steps between two that the log keeps
-START = "sloppy"  # what the first run begins as
+START = "sloppy"  # what the run has to begin as
 
 
 def command_of(settings: Settings) -> str:
@@ -44,42 +43,32 @@ def command_of(settings: Settings) -> str:
     return shlex.join(words)
 
 
-def runs_to(run: Path) -> list[tuple[Settings, list[dict[str, Any]]]]:
-    """Settings and metrics of a run and those before it, the first one first.
+def read_run(run: Path) -> tuple[Settings, list[dict[str, Any]]]:
+    """Settings and metrics of a run.
 
     Raises:
-        ValueError: one is not finished, or the first did not begin as the model that the card tells
-            of.
+        ValueError: it is not finished, or did not begin as the model that the card tells of.
         OSError: there is no run.
     """
     lines = read_metrics(run)
     settings = Settings(**read_json(run / CONFIG))
     if not (run / FINAL / "config.json").exists():
         raise ValueError(f"{run} is not finished; the command that began it goes on with it")
-    if settings.model == START:
-        return [(settings, lines)]
-    model = Path(settings.model)
-    if model.name != FINAL or not (model.parent / CONFIG).exists():
+    if settings.model != START:
         raise ValueError(
-            f"{run} began as {settings.model}; the card tells of {START}'s teacher, and of runs"
-            " from there"
+            f"{run} began as {settings.model}, but the card tells of {START}'s teacher"
         )
-    return [*runs_to(model.parent), (settings, lines)]
+    return settings, lines
 
 
 def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
-    """Write a checkpoint with its card and its log.
-
-    Args:
-        run: of `transformer.grpo`, finished, as those it went on from.
-        folder: where it goes; files of the same names are replaced.
-        problems: held-out ones of each skill.
-        device: that evaluates.
+    """Write the checkpoint of a finished run with its card and its log; files of the same names are
+    replaced. It is evaluated on so many held-out problems of each skill.
 
     Raises:
-        ValueError, OSError: see `runs_to`.
+        ValueError, OSError: see `read_run`.
     """
-    runs = runs_to(run)
+    settings, lines = read_run(run)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # What is evaluated is what ships.
     model = model_card.ship(load_model(run / FINAL, dtype=torch.float32), folder, device, dtype)
@@ -87,17 +76,17 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
         name: evaluate(model, problems, temperature=temperature, seed=1)
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
     }
-    kept = [line for _, lines in runs for line in lines if line.get("step", 0) % LOG_EVERY == 0]
+    kept = [line for line in lines if line.get("step", 0) % LOG_EVERY == 0]
     kept += [
         {"evaluation": name, "problems": problems, "scores": as_record(found)}
         for name, found in scores.items()
     ]
     write_text(folder / "training.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
     made = model_card.REINFORCING.format(
-        commands="\n    ".join(command_of(settings) for settings, _ in runs),
-        seconds=" and ".join(f"{lines[-1]['seconds']:,.0f}" for _, lines in runs),
+        command=command_of(settings),
+        seconds=f"{lines[-1]['seconds']:,.0f}",
         machine=model_card.machine(device),
-        answers=int(sum(line.get("drawn", 0) for _, lines in runs for line in lines)),
+        answers=int(sum(line.get("drawn", 0) for line in lines)),
     )
     origin = model_card.REINFORCED.format(start=START, **vars(SLOPPY))
     model_card.write(folder, model, "chat", origin, made, scores, problems=problems)

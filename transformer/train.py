@@ -34,19 +34,14 @@ from transformer.rl.recipes import find_task
 from transformer.training import teaching, trackers
 from transformer.training.corpus import MIXES
 from transformer.training.parallel import alike, connected, own_device
-from transformer.training.run import Training
+from transformer.training.run import STATE, Training
 from transformer.training.teaching import PATIENCE, SLOPPY
 from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
 
 
 def train(training: Training, save_every: int, progress: Progress) -> None:
-    """Run to the last step.
-
-    Args:
-        training: where to begin.
-        save_every: steps between two saved states.
-        progress: shows how far it is.
+    """Run to the last step, with a saved state every `save_every` steps.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -148,7 +143,7 @@ def _run(argv: Sequence[str]) -> None:
         recipe = tuning.plan(arguments, device, task) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():
-            trackers.check(arguments.report_to)
+            trackers.package(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
         training = Training(recipe, arguments.out, device, world)
@@ -171,7 +166,7 @@ def _run(argv: Sequence[str]) -> None:
             recipe.measure(training, progress)
         recipe.publish(training, progress)
         if world.main:
-            training.finish()
+            (training.folder / STATE).unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

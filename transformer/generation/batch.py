@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import commonprefix
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transformer.generation.decoding import Decoding, SampleOptions
 from transformer.generation.prompt_lookup import PromptLookupDecoding
@@ -98,10 +99,7 @@ class Kept:
 
         They share nothing if keys turn otherwise in the longer text.
         """
-        pairs = zip(self.tokens, prompt[:-1])
-        count = next((i for i, (old, new) in enumerate(pairs) if old != new), None)
-        if count is None:
-            count = min(len(self.tokens), len(prompt) - 1)
+        count = len(commonprefix([self.tokens, [*prompt[:-1]]]))
         if self.cache is not None and self.cache.ropes != cache.ropes:
             count = 0
         if self.cache is not None and count:
@@ -114,14 +112,11 @@ class Batch:
     """Rows on their way through the model: those that have a place, and those that wait for one.
 
     Args:
-        model: what answers.
         rows: the answers, those to one prompt in succession.
-        options: how tokens are sampled.
         generators: one for each row; greedy needs none.
         places: rows that are answered at the same time.
         samples: rows to each prompt.
         watched: somebody reads along, or looks for a text that ends the answer.
-        engine: how the engine goes about it.
         kept: of the conversation before the only row, which `keep` adds to; not with pages.
     """
 
@@ -302,7 +297,7 @@ class Batch:
         if isinstance(self.cache, PagedKVCache):
             # Drafts that fail may get lost.
             ahead = decoding.ahead + steps * (1 + self.engine.prompt_lookup)
-            most = [min(row.stored + ahead, row.most_stored) for row in self.places]
+            most = [min(x.stored + ahead, len(x.prompt) + x.limit - 1) for x in self.places]
             self.cache.allocate([0 if x.finish_reason else n for x, n in zip(self.places, most)])
         decoding.advance(steps)
 
@@ -395,12 +390,10 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
 
     The pad's id does not matter: the model hides pads by their number.
     """
-    longest = max(map(len, prompts))
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    batch = np.zeros((len(prompts), longest), np.int64)
-    for line, prompt in zip(batch, prompts):
-        line[longest - len(prompt) :] = prompt
-    return torch.from_numpy(batch), padding if padding.any() else None
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    batch = pad_sequence(rows, batch_first=True, padding_side="left")
+    padding = batch.shape[1] - torch.tensor([*map(len, prompts)])
+    return batch, padding if padding.any() else None
 
 
 def tokens_seen(rows: Sequence[Row], vocab_size: int) -> Tensor:

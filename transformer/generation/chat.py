@@ -19,7 +19,7 @@ Every other conversation is encoded in one piece, exactly as `apply_chat_templat
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -346,39 +346,21 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; Jinja's own filter escapes <, > and & for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+_environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+)
+# Jinja's own filter escapes <, > and & for HTML.
+_environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+_environment.globals["raise_exception"] = _raise_exception
+_compile = lru_cache(_environment.from_string)
 
 
 def reads_variable(template: str, name: str) -> bool:
     """Whether a template depends on a variable, such as enable_thinking; False if it is broken."""
     try:
-        return name in find_undeclared_variables(_environment().parse(template))
+        return name in find_undeclared_variables(_environment.parse(template))
     except jinja2.TemplateError:
         return False
-
-
-@lru_cache
-def _compile(template: str) -> jinja2.Template:
-    return _environment().from_string(template)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
 
 
 def _encodable(text: str) -> str:

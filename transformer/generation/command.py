@@ -58,12 +58,6 @@ def describe_error(error: Exception) -> str:
     return str(error)
 
 
-def say(text: str) -> None:
-    """Write to standard error at once."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
 class ElsewhereError(Exception):
     """Another process of the run failed, and says why."""
 
@@ -71,14 +65,8 @@ class ElsewhereError(Exception):
 
 
 def run_training(run: Callable[[], None], less_memory: str) -> int:
-    """Run a command that trains, and say what ends it on standard error.
-
-    Args:
-        run: the command.
-        less_memory: the option of which a smaller value needs less.
-
-    Returns:
-        The exit code: 0, 2 for a wrong request, 130 if interrupted.
+    """Run a command that trains, and say what ends it on standard error. The exit code: 0, 2 for a
+    wrong request, 130 if interrupted. A smaller value of the option `less_memory` needs less.
     """
     try:
         interruptible()

@@ -51,11 +51,9 @@ class Decoding:
     """What the rows of a batch have said so far.
 
     Args:
-        model: what continues them.
         cache: the prompts', as many rows as the batch has.
         logits: (B, V), the model's for the first token of every row.
         rows: whose tokens they are; `fetch` hands tokens out with them.
-        options: how tokens are sampled.
         at_once: the most steps of an advance.
         numbers: (B, most tokens of a row), see `uniform_numbers`; greedy needs none.
         seen: (B, V) bool, the tokens of each prompt, for a repetition penalty; changed in place.
@@ -120,13 +118,8 @@ class Decoding:
         self._send(self.rows, count, self._tokens[:, :count], self._scores[:, :count])
 
     def replace(self, index: int, row: Row, logits: Tensor, numbers: Tensor | None) -> None:
-        """Let another row go on in the place of one that has ended; its prompt is in the cache.
-
-        Args:
-            index: the place.
-            row: who takes it.
-            logits: (1, V), for its first token.
-            numbers: (1, most tokens of a row).
+        """Let another row go on in the place of one that has ended; its prompt is in the cache. Its
+        logits (1, V) are those for the first token, its numbers (1, most tokens of a row).
         """
         self.rows = [*self.rows]  # what is in flight belongs to the old ones
         self.rows[index] = row

@@ -11,9 +11,7 @@ All others, such as `Session` and the command, call `generate`; a long file does
 so that not all of its answers are in memory.
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
-of its own, and a row that has finished is no longer counted, shown or stored past the longest row
-that is still running. It is still computed until half of the rows have finished; the batch then
-goes on without them. With a paged cache, its place is taken by the next prompt that waits.
+of its own, and a row that has finished is no longer counted or shown.
 """
 
 from collections.abc import Callable, Sequence

@@ -34,11 +34,6 @@ class PromptLookupDecoding(Decoding):
     """`Decoding` with drafts of up to `drafts` tokens in each step.
 
     Near the end of the cache, where a draft might not fit, steps go on without.
-
-    Args:
-        drafts: tokens proposed in a step.
-
-    The others are those of `Decoding`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 from transformer.generation.chat import IncrementalDecoder, Tokenizer
 
@@ -28,54 +28,42 @@ class Completion:
     logprobs: list[float] | None = None
 
 
+@dataclass(eq=False)
 class Row:
     """The state of one answer.
 
-    Args:
+    Attributes:
         index: its number among the answers.
         prompt: tokens.
         limit: the most tokens of the answer.
         tokenizer: of its text.
         eos: tokens that end it.
         stop_strings: texts that end it.
-
-    Attributes:
         finish_reason: "" while it is running.
         steps: forwards of the model that it took part in while it was running.
     """
 
-    def __init__(
-        self,
-        index: int,
-        prompt: Sequence[int],
-        limit: int,
-        tokenizer: Tokenizer,
-        eos: Sequence[int],
-        stop_strings: Sequence[str],
-    ) -> None:
-        self.index = index
-        self.prompt = prompt
-        self.limit = limit
-        self.tokens: list[int] = []
-        self.scores: list[float] = []
-        self.text = ""
-        self.finish_reason = ""
-        self.steps = 0
-        self._eos = eos
-        self._stop_strings = stop_strings
+    index: int
+    prompt: Sequence[int]
+    limit: int
+    tokenizer: InitVar[Tokenizer]
+    eos: Sequence[int]
+    stop_strings: Sequence[str]
+    tokens: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    steps: int = 0
+    _read: int = 0  # tokens
+    _shown: int = 0  # characters
+
+    def __post_init__(self, tokenizer: Tokenizer) -> None:
         self._decoder = IncrementalDecoder(tokenizer)
-        self._read = 0  # tokens
-        self._shown = 0  # characters
 
     @property
     def stored(self) -> int:
         """Tokens in the cache: the newest token is not there yet."""
         return len(self.prompt) + max(0, len(self.tokens) - 1)
-
-    @property
-    def most_stored(self) -> int:
-        """The same once the answer has reached its limit."""
-        return len(self.prompt) + self.limit - 1
 
     def take(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
         """Add tokens, up to where the row ends.
@@ -83,7 +71,7 @@ class Row:
         Raises:
             ValueError: a score is not finite, see `sampling.sample`.
         """
-        ends = [tokens.index(token) + 1 for token in self._eos if token in tokens]
+        ends = [tokens.index(token) + 1 for token in self.eos if token in tokens]
         count = min(len(tokens), self.limit - len(self.tokens), *ends)
         if not all(map(math.isfinite, scores[:count])):
             raise ValueError(
@@ -104,16 +92,16 @@ class Row:
         A stop string ends the row with the newest token, so tokens have to be read one by one then.
         """
         tokens, self._read = self.tokens[self._read :], len(self.tokens)
-        ended = self.finish_reason == "stop" and tokens[-1] in self._eos
+        ended = self.finish_reason == "stop" and tokens[-1] in self.eos
         self.text += self._decoder.push(tokens[:-1] if ended else tokens)
         if ended:
             self.text += self._decoder.flush()
         # Text that may yet become a stop string is held back, so a match begins in unseen text.
-        matches = [self.text.find(stop, self._shown) for stop in self._stop_strings]
+        matches = [self.text.find(stop, self._shown) for stop in self.stop_strings]
         if found := [start for start in matches if start >= 0]:
             self.text = self.text[: min(found)]
             self.finish_reason = "stop"
-        return self._show(0 if self.finish_reason else held_back(self.text, self._stop_strings))
+        return self._show(0 if self.finish_reason else held_back(self.text, self.stop_strings))
 
     def interrupt(self) -> str:
         """Finish early, keeping the text so far."""

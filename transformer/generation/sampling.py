@@ -192,13 +192,9 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Sample the next token of every row.
 
-    See process_logits for `seen` and draw_from for `uniform`, which greedy does not use.
-
     Args:
-        logits: (B, V), any float dtype.
-        sampling: how.
-        seen: (B, V) bool, for a repetition penalty.
-        uniform: (B,) float64, a number for each draw.
+        logits, seen: see `process_logits`.
+        uniform: (B,) float64, a number for each draw; greedy needs none.
         logprobs: greedy without them may leave them out.
 
     Returns:

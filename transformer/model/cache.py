@@ -108,11 +108,8 @@ class Cache:
 
 
 class KVCache(Cache):
-    """Keys and values of every layer, preallocated; filled by `Transformer.forward`.
-
-    Args:
-        config, batch, capacity, device: see `Cache`.
-        dtype: the model's.
+    """Keys and values of every layer, preallocated; filled by `Transformer.forward`. Arguments are
+    those of `Cache`, and the model's dtype.
     """
 
     def __init__(

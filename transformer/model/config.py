@@ -123,9 +123,7 @@ class Config:
         for rope in {self.rope, *self.layer_ropes} - {None}:
             rope.turned(self.head_dim)
             rope.for_length(self.max_positions, self.head_dim)
-        if not is_positive(self.norm_eps):
-            raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
-        for name in (*OPTIONAL_NUMBERS, *MULTIPLIERS):
+        for name in ("norm_eps", *OPTIONAL_NUMBERS, *MULTIPLIERS):
             optional = name in OPTIONAL_NUMBERS
             value = getattr(self, name)
             if not (is_positive(value) or (optional and value is None)):

@@ -286,11 +286,8 @@ def choose_attention(
     }
     if shared:
         common |= {"query_ends": common.pop("kv_lengths")}
-    kinds: list[dict] = []
-    for layer in range(config.num_layers):
-        if (options := config.attention_options(layer)) not in kinds:
-            kinds.append(options)
-    requests = [make_request(q, k, k, **common, **options) for options in kinds]
+    kinds = {str(x): x for x in map(config.attention_options, range(config.num_layers))}
+    requests = [make_request(q, k, k, **common, **options) for options in kinds.values()]
     names = [*reversed(flash_versions.VERSIONS)] if name == "auto" else [name]
     if name == "auto" and device.type == "cpu" and not simulated:
         names = []

@@ -30,11 +30,8 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def writing(path: Path, temporary: Path | None = None) -> Iterator[None]:
     """Name the file in the OSError that its writing raises, such as that of a full disk. torch and
-    safetensors raise errors of their own, from which the system's is taken.
-
-    Args:
-        path: how the file is called.
-        temporary: how it is called while it is written.
+    safetensors raise errors of their own, from which the system's is taken. The file may have
+    another name while it is written.
     """
     try:
         yield
@@ -170,12 +167,7 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, see `parse_jsonl`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no UTF-8, or a line is no JSON object.
-    """
+    """The objects of a JSONL file, see `parse_jsonl` and `read_text`."""
     return parse_jsonl(read_text(path), str(path))
 
 

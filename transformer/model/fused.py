@@ -160,17 +160,7 @@ def moved_together(parameters: Sequence[Tensor]) -> Tensor:
 def forward(
     model: Model, tokens: Tensor, cache: KVCache | PagedKVCache, *, last_only: bool = False
 ) -> Tensor:
-    """Logits of the token after each token; no gradient.
-
-    Args:
-        model: one whose shape is supported.
-        tokens: (batch, length) int64.
-        cache: what came before the tokens; they are added to it.
-        last_only: compute the logits of the last token only.
-
-    Returns:
-        (batch, length, vocab_size) or (batch, 1, vocab_size), in the dtype of the weights.
-    """
+    """As `Transformer.forward`, of a model whose shape is supported; no gradient."""
     config, decoder = model.config, model.model
     batch, length = tokens.shape
     span = cache.room(length)

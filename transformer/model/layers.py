@@ -189,7 +189,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation, self.gated = config.activation, gated_by(config)
+        self.gated = gated_by(config)
 
     @property
     def gate_up(self) -> tuple[nn.Linear, ...]:
@@ -203,13 +203,6 @@ class FeedForward(nn.Module):
         residual is added.
         """
         return products.last(products.gate(x, norm, self), self.down_proj, residual)
-
-
-def feed_forward(config: Config, layer: int) -> FeedForward | MixtureOfExperts:
-    """What a layer does with each token alone."""
-    if not config.num_experts or layer in config.dense_layers:
-        return FeedForward(config)
-    return MixtureOfExperts(config, gated_by(config))
 
 
 class Block(nn.Module):
@@ -231,7 +224,8 @@ class Block(nn.Module):
         if self.normed_after:
             self.pre_feedforward_layernorm = before()
             self.post_feedforward_layernorm = norm()
-        self.mlp = feed_forward(config, layer)
+        dense = not config.num_experts or layer in config.dense_layers
+        self.mlp = FeedForward(config) if dense else MixtureOfExperts(config, gated_by(config))
         self.multiplier = config.residual_multiplier
 
     def forward(

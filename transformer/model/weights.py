@@ -23,7 +23,7 @@ from torch import Tensor
 
 from transformer.model import exact
 from transformer.model.decoder import Config, Transformer
-from transformer.model.families.family import Family, find_family
+from transformer.model.families.family import find_family
 from transformer.model.families.layout import pack, unpack
 from transformer.model.families.mxfp4 import with_dequantised
 from transformer.model.files import read_json, replacing, writing
@@ -137,18 +137,13 @@ def load_config(folder: str | Path) -> Config:
     Raises:
         OSError, ValueError: it is missing, or describes a model that is not supported.
     """
-    return _read_config(Path(folder))[1]
-
-
-def _read_config(folder: Path) -> tuple[Family, Config]:
-    """What a config.json describes, see `load_config`."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
     _refuse_adapter(folder)
-    path = folder / "config.json"
-    data = read_json(path)
+    data = read_json(path := folder / CONFIG)
     try:
-        return find_family(data), Config.from_hf(data)
+        return Config.from_hf(data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -185,7 +180,7 @@ def load_model(
             weights are not exactly those that config.json asks for.
     """
     folder = Path(folder)
-    family, config = _read_config(folder)
+    config, family = load_config(folder), find_family(read_json(folder / CONFIG))
     with torch.device("meta"):
         model = Transformer(config, attention, kernels)
     files = {name: file for file in _open_all(folder) for name in file.keys()}  # noqa: SIM118
@@ -360,7 +355,7 @@ def _is_tied_head(name: str, files: dict[str, safe_open]) -> bool:
     )
 
 
-def _count(kind: str, names: set[str], shown: int = 3) -> str:
+def _count(kind: str, names: set[str]) -> str:
     """Such as "2 missing (a, b)"."""
-    more = ", ..." if len(names) > shown else ""
-    return f"{len(names)} {kind} ({', '.join(sorted(names)[:shown])}{more})"
+    more = ", ..." if len(names) > 3 else ""
+    return f"{len(names)} {kind} ({', '.join(sorted(names)[:3])}{more})"

@@ -1,12 +1,13 @@
 """The curves of GRPO runs: what was earned, on held-out problems too, and what goes with it."""
 
+import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from transformer import missing
-from transformer.generation.command import Parser, say
+from transformer.generation.command import Parser
 from transformer.model.files import replacing
 from transformer.rl.run import read_metrics
 
@@ -87,4 +88,4 @@ def main(argv: Sequence[str]) -> None:
     if sentence := missing("plot", "matplotlib"):
         raise ValueError(sentence)
     draw(arguments.runs, arguments.out)
-    say(f"wrote {arguments.out}\n")
+    sys.stderr.write(f"wrote {arguments.out}\n")

@@ -1,21 +1,11 @@
-"""Groups of rollouts, the answers to one problem: what is worth knowing of them, and asking again.
+"""Groups of rollouts, the answers to one problem: what is worth knowing of them."""
 
-Late in training nearly all groups are all right and teach nothing. What still has a spread is rare,
-and a pool of such problems finds it again without a search. A problem is a function of the seed, of
-the step that drew it and of its number there, so a state file needs only these numbers.
-
-Related: prioritized level replay (arXiv:2010.03934), which scores levels by how much may be learned
-from them, and the prioritized sampling of Kimi k1.5 (arXiv:2501.12599), by how often they fail.
-"""
-
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress
+from collections.abc import Sequence
+from itertools import chain
 from math import comb, fsum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from transformer.rl.rollout import Rollout
-from transformer.tasks.task import Problem
 from transformer.training.parallel import ALONE, World
 
 Item = TypeVar("Item")
@@ -58,48 +48,3 @@ def describe(rollouts: Sequence[Rollout], size: int, world: World = ALONE) -> di
         sums[f"reward {name}"] = fsum(r.parts[name] for r in rollouts)
     means = {name: world.total(value) / rows for name, value in sums.items()}
     return means | {"surprisal": -world.total(fsum(logprobs)) / tokens}
-
-
-class Asked(NamedTuple):
-    """A problem that was asked.
-
-    Attributes:
-        step: that drew it.
-        number: of the problem among those of that step.
-    """
-
-    step: int
-    number: int
-    problem: Problem
-
-
-class Pool:
-    """Problems to ask again. The one that has waited longest is asked first: otherwise the same few
-    problems would be learned by heart, step after step, while others wait.
-
-    Args:
-        limit: most problems. A full pool drops the one that has waited longest, for it was a policy
-            of long ago that found it hard.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._waiting: deque[Asked] = deque(maxlen=limit)
-
-    def take(self, count: int) -> list[Asked]:
-        """Remove `count` problems, or as many as there are."""
-        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-
-    def put(self, asked: Iterable[Asked], spreads: Iterable[bool]) -> None:
-        """Add those problems whose group had a spread."""
-        self._waiting.extend(compress(asked, spreads))
-
-    def state(self) -> list[tuple[int, int]]:
-        """Steps and numbers, for `restore`."""
-        return [(step, number) for step, number, _ in self._waiting]
-
-    def restore(
-        self, state: Iterable[tuple[int, int]], find: Callable[[int, int], Problem]
-    ) -> None:
-        """Go back to a state; `find` makes a problem from its step and its number."""
-        self._waiting.clear()
-        self._waiting.extend(Asked(*origin, find(*origin)) for origin in state)

@@ -39,14 +39,8 @@ GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
 
 
 class Learner:
-    """Changes the policy's weights, in place. Of several processes each has one, see `Trainer`.
-
-    Args:
-        settings: resolved.
-        policy: whose weights learn; they become those of a sharded model, or get adapters.
-        dtype: of the arithmetic.
-        device: where everything happens.
-        world: of whose ranks this is one.
+    """Changes the policy's weights in place; they become those of a sharded model, or get adapters.
+    Of several processes each has one, see `Trainer`; dtype is that of the arithmetic.
     """
 
     def __init__(

@@ -7,16 +7,6 @@ from transformer.tasks.task import Problem, Task
 from transformer.training import corpus
 
 
-class FollowUps(Task):
-    """The second question of a conversation, about the answer to the first."""
-
-    name = "follow-ups"
-
-    def sample(self, rng: Random, held_out: bool = False) -> Problem:
-        """Draw a sum, its right answer and a question about that."""
-        return corpus.second_question(rng, held_out)
-
-
 class Mix(Task):
     """All that `transformer.train` teaches, in the shares of the training data: some problems under
     a system prompt, some as the second question of a conversation.
@@ -27,7 +17,7 @@ class Mix(Task):
     def sample(self, rng: Random, held_out: bool = False) -> Problem:
         """Draw a problem of one of the tasks."""
         if rng.random() < corpus.CONVERSATIONS:
-            problem = FollowUps().sample(rng, held_out)
+            problem = corpus.FollowUps().sample(rng, held_out)
         else:
             problem = corpus.draw_problem(rng, "chat")
             problem = problem.task.sample(rng, held_out=True) if held_out else problem
@@ -44,7 +34,7 @@ PRACTICE: dict[Task, int] = {
     TASKS["signed"]: 5,
     TASKS["spelled"]: 7,
     TASKS["multiply"]: 7,
-    FollowUps(): 16,
+    corpus.FollowUps(): 16,
     TASKS["sort"]: 12,
     TASKS["reverse"]: 5,
     TASKS["count"]: 5,

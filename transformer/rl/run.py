@@ -49,9 +49,6 @@ class Run:
         settings: of the run; an unfinished one in the folder must have the same.
         world: whose first rank writes; all of them read.
 
-    Attributes:
-        finished: whether the last step was taken.
-
     Raises:
         ValueError: the folder holds something else, or a run with other settings.
     """

@@ -2,27 +2,45 @@
 
 Problems are a function of (seed, step), draws of (seed, number of the completion), so what a step
 samples depends on the settings, the weights, a counter and the pool of problems to ask again only.
+
+Late in training nearly all groups are all right and teach nothing. What still has a spread is rare,
+and a pool of such problems finds it again without a search.
+
+Related: prioritized level replay (arXiv:2010.03934), which scores levels by how much may be learned
+from them, and the prioritized sampling of Kimi k1.5 (arXiv:2501.12599), by how often they fail.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformer.generation.sampling import Sampling
 from transformer.model.decoder import Transformer
-from transformer.rl.groups import Asked, Pool, groups_of, pass_at_k, spread
+from transformer.rl.groups import groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings, task_of
 from transformer.rl.rollout import Policy, Rollout, roll_out
 from transformer.tasks.problems import Problems
+from transformer.tasks.task import Problem
 from transformer.training.parallel import World
 
 DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
-REMEMBERED = 8  # the pool holds at most so many times the problems of a step
+REMEMBERED = 8  # the pool holds at most so many times the problems of a step, the latest
 EVALUATION_ROWS = 512  # completions of an evaluation at a time
+
+
+class Asked(NamedTuple):
+    """A problem that was asked, with the step that drew it and its number among those of that step,
+    by which it can be drawn again.
+    """
+
+    step: int
+    number: int
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -48,14 +66,10 @@ class Sampler:
     """Asks the policy for the rollouts of training and of evaluation; on several processes, for its
     share of the groups.
 
-    Args:
-        settings: resolved.
-        policy: how it speaks.
-        world: of whose ranks this is one.
-
     Attributes:
         drawn: completions sampled for training so far, by all ranks.
-        pool: problems to ask again, the same on every rank.
+        pool: problems to ask again, the same on every rank. The one that has waited longest is
+            asked first: otherwise the same few problems would be learned by heart, step after step.
     """
 
     def __init__(self, settings: Settings, policy: Policy, world: World) -> None:
@@ -63,7 +77,7 @@ class Sampler:
         self.task = task_of(settings)
         self._check_prompts()
         self.drawn = 0
-        self.pool = Pool(REMEMBERED * settings.prompts)
+        self.pool: deque[Asked] = deque(maxlen=REMEMBERED * settings.prompts)
 
     def problems(self, step: int) -> Iterator[Any]:
         """The problems that a step draws, as many as anybody asks for."""
@@ -81,14 +95,6 @@ class Sampler:
             except ValueError as error:
                 raise ValueError(f"{line.name}: {error}") from error
 
-    def _asked(self, fresh: Iterator[Asked], count: int, step: int) -> list[Asked]:
-        """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
-        again = self.pool.take(round(self.settings.replay * count))
-        asked = [*again, *islice(fresh, count - len(again))]
-        if again:  # more is learned from them than from fresh ones, so every rank has its part
-            Random(f"{self.settings.seed} {step} order").shuffle(asked)
-        return asked
-
     def roll_out(self, model: Transformer, step: int) -> Groups:
         """Sample the groups of a step from a model.
 
@@ -100,7 +106,11 @@ class Sampler:
         rollouts, passed_over, missing = list[Rollout](), list[Rollout](), s.prompts
         asked, spreads = list[Asked](), list[bool]()
         for _ in range(DRAWS if s.dynamic_sampling else 1):
-            now = self._asked(fresh, missing, step)
+            again = min(round(s.replay * missing), len(self.pool))
+            now = [self.pool.popleft() for _ in range(again)]
+            now += islice(fresh, missing - again)
+            if again:  # more is learned from them than from fresh ones, so every rank has its part
+                Random(f"{s.seed} {step} order").shuffle(now)
             problems = [one.problem for one in now]
             with self.world.together():
                 found = self._sampled(
@@ -116,10 +126,10 @@ class Sampler:
             missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
             if not missing:
                 break
-        self.pool.put(asked, spreads)  # only now: no problem is asked twice in a step
-        again, drawn = sum(one.step < step for one in asked), self.drawn - first
+        self.pool.extend(compress(asked, spreads))  # only now: no problem is asked twice in a step
+        drawn, replayed = self.drawn - first, s.group * sum(one.step < step for one in asked)
         seconds = time.perf_counter() - started
-        return Groups(rollouts, passed_over, drawn, again * s.group / drawn, seconds)
+        return Groups(rollouts, passed_over, drawn, replayed / drawn, seconds)
 
     def _sampled(
         self,
@@ -190,9 +200,11 @@ class Sampler:
 
     def state(self) -> dict[str, Any]:
         """All that the next rollouts depend on, beside the weights."""
-        return {"drawn": self.drawn, "pool": self.pool.state()}
+        return {"drawn": self.drawn, "pool": [(step, number) for step, number, _ in self.pool]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
         self.drawn = int(state["drawn"])
-        self.pool.restore(state["pool"], lambda step, i: next(islice(self.problems(step), i, None)))
+        self.pool.clear()
+        for step, i in state["pool"]:
+            self.pool.append(Asked(step, i, next(islice(self.problems(step), i, None))))

@@ -4,8 +4,7 @@
     --loss--> gradient, summed over micro-batches --clip--> AdamW --> policy
 
 A step depends on the settings, the weights, the optimiser's moments, two counters and the pool of
-problems to ask again, and on nothing else: problems are a function of (seed, step), draws of (seed,
-number of the completion). The mean of the last policies, if that is the result, goes into no step.
+problems to ask again. The mean of the last policies, if that is the result, goes into no step.
 """
 
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer.generation.session import DTYPES
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.rl.learner import Learner, frozen
@@ -26,8 +26,6 @@ from transformer.rl.sampler import Groups, Sampler
 from transformer.tasks.problems import Problems
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import ALONE, World, gathered, restore_training, training_state
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> Settings:
@@ -72,15 +70,8 @@ class Trainer:
     """A policy, the `source` of its rollouts, its `learner`, and the number of steps taken.
 
     On several processes every rank has one, rolls out and learns from its share of the groups, and
-    holds its part of the weights; all of them call the same methods in the same order.
-
-    Args:
-        settings: resolved.
-        device: where everything happens.
-        world: of whose ranks this is one.
-
-    Attributes:
-        step: steps taken.
+    holds its part of the weights; all of them call the same methods in the same order. Its settings
+    are `resolved`.
     """
 
     def __init__(self, settings: Settings, device: torch.device, world: World = ALONE) -> None:

@@ -9,7 +9,6 @@ then costs a few per cent instead of more than half.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from transformer.tasks import phrases
 from transformer.tasks.beyond import number_of
 from transformer.tasks.skills import TASKS
-from transformer.tasks.task import REPLY, Problem
+from transformer.tasks.task import REPLY, Problem, Task
 from transformer.training import byte_tokenizer as bytes_
 
 # What a model may be taught: shares of the tasks, in per cent for each.
@@ -34,7 +33,6 @@ FOLLOW_UPS = 0.6  # share of later questions that build on the answer before the
 NO_THINKING = 0.03  # share of replies that begin with an empty thought that was put there
 LENGTH_MULTIPLE = 16
 
-_draws = {name: (tuple(mix), tuple(accumulate(mix.values()))) for name, mix in MIXES.items()}
 _empty_thought = [bytes_.SPECIAL_TOKENS[tag] for tag in ("<think>", "</think>")]
 
 
@@ -69,8 +67,8 @@ CAREFUL = Teacher()
 
 def draw_problem(rng: Random, tasks: str) -> Problem:
     """A problem from one of the MIXES, none that is held out."""
-    names, weights = _draws[tasks]
-    return TASKS[rng.choices(names, cum_weights=weights)[0]].sample(rng)
+    mix = MIXES[tasks]
+    return TASKS[rng.choices([*mix], [*mix.values()])[0]].sample(rng)
 
 
 def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:
@@ -88,16 +86,21 @@ def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:
             return Problem(task, arguments, question)
 
 
-def second_question(rng: Random, held_out: bool = True) -> Problem:
-    """A follow-up with the conversation before it: a sum or a difference, and its right answer."""
-    task = TASKS[rng.choice(("add", "add", "subtract"))]
-    first = task.sample(rng)
-    while len(first.task.answer(*first.arguments).lstrip("-")) > 4:
+class FollowUps(Task):
+    """The second question of a conversation, about the right answer to a sum or a difference."""
+
+    name = "follow-ups"
+
+    def sample(self, rng: Random, held_out: bool = False) -> Problem:
+        """Draw a question with the conversation before it."""
+        task = TASKS[rng.choice(("add", "add", "subtract"))]
         first = task.sample(rng)
-    reply = CAREFUL.reply(rng, first)
-    history = (*first.messages, {"role": "assistant", "content": reply})
-    number = int(first.task.answer(*first.arguments))
-    return replace(follow_up(rng, number, held_out), history=history)
+        while len(first.task.answer(*first.arguments).lstrip("-")) > 4:
+            first = task.sample(rng)
+        reply = CAREFUL.reply(rng, first)
+        history = (*first.messages, {"role": "assistant", "content": reply})
+        number = int(first.task.answer(*first.arguments))
+        return replace(follow_up(rng, number, held_out), history=history)
 
 
 def addressed(rng: Random, problem: Problem) -> Problem:

@@ -1,6 +1,6 @@
 """How well a model does on problems that its training never saw, skill by skill."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
@@ -11,19 +11,12 @@ from transformer.tasks.beyond import KINDS
 from transformer.tasks.skills import TASKS, Add, Beyond, SmallTalk, Sort, Subtract
 from transformer.tasks.task import Marks, Problem, Task
 from transformer.training import byte_tokenizer as bytes_
-from transformer.training.corpus import addressed, second_question
+from transformer.training.corpus import FollowUps, addressed
 
 MAX_TOKENS = 320
 MAX_ROWS = 512  # bounds the memory of one batch
-EMPTY_THOUGHT = "<think></think>"
-
-
-@dataclass(frozen=True)
-class Skill:
-    """A kind of held-out problem; without thinking, the reply is begun with an empty thought."""
-
-    draw: Callable[[Random], Problem]
-    thinking: bool = True
+WITHOUT_THINKING = "sums of three digits, without thinking"
+EMPTY_THOUGHT = "<think></think>"  # with which its replies are begun
 
 
 @dataclass(frozen=True)
@@ -34,51 +27,44 @@ class Score:
     form: float
 
 
-def _held_out(task: Task) -> Callable[[Random], Problem]:
-    return lambda rng: task.sample(rng, held_out=True)
-
-
 class Greeting(SmallTalk):
     """Bare openers alone."""
 
     openers = 1.0
 
 
-def _difference(digits: int, below: bool, close: bool = False) -> Skill:
-    return Skill(_held_out(Subtract(digits, below, close)))
-
-
 NUMBERS = ("one digit", "two digits", "three digits", "four digits")
-SKILLS = {
-    **{f"sums of {name}": Skill(_held_out(Add(n))) for n, name in enumerate(NUMBERS, 1)},
+# Of each skill, problems that are held out are asked.
+SKILLS: dict[str, Task] = {
+    **{f"sums of {name}": Add(n) for n, name in enumerate(NUMBERS, 1)},
     **{
-        f"{kind} of {name}{', below zero' * below}": _difference(n, below, "close" in kind)
+        f"{kind} of {name}{', below zero' * below}": Subtract(n, below, "close" in kind)
         for kind, lengths in (("differences", (2, 3, 4)), ("close differences", (3, 4)))
         for below in (False, True)
         for n, name in enumerate(NUMBERS, 1)
         if n in lengths
     },
-    "sums with numbers below zero": Skill(_held_out(TASKS["signed"])),
-    "numbers in words": Skill(_held_out(TASKS["spelled"])),
-    "products": Skill(_held_out(TASKS["multiply"])),
-    "comparing": Skill(_held_out(TASKS["compare"])),
+    "sums with numbers below zero": TASKS["signed"],
+    "numbers in words": TASKS["spelled"],
+    "products": TASKS["multiply"],
+    "comparing": TASKS["compare"],
     **{
-        f"sorting {name} numbers, {order}": Skill(_held_out(Sort(n, order)))
+        f"sorting {name} numbers, {order}": Sort(n, order)
         for order in ("ascending", "descending")
         for n, name in ((3, "three"), (4, "four"), (5, "five"), (6, "six"))
     },
-    "reversing": Skill(_held_out(TASKS["reverse"])),
-    "counting letters": Skill(_held_out(TASKS["count"])),
-    "follow-up questions": Skill(second_question),
-    "greetings": Skill(_held_out(Greeting())),
-    "small talk": Skill(_held_out(TASKS["small talk"])),
-    "anything else": Skill(_held_out(TASKS["unknown"])),
-    **{f"beyond: {kind}": Skill(_held_out(Beyond(kind))) for kind in KINDS},
-    "sums of three digits, without thinking": Skill(_held_out(Add(3)), thinking=False),
+    "reversing": TASKS["reverse"],
+    "counting letters": TASKS["count"],
+    "follow-up questions": FollowUps(),
+    "greetings": Greeting(),
+    "small talk": TASKS["small talk"],
+    "anything else": TASKS["unknown"],
+    **{f"beyond: {kind}": Beyond(kind) for kind in KINDS},
+    WITHOUT_THINKING: Add(3),
 }
 
-COUNTDOWN = {
-    "countdown": Skill(_held_out(TASKS["countdown"])),
+COUNTDOWN: dict[str, Task] = {
+    "countdown": TASKS["countdown"],
     **{
         name: SKILLS[name]
         for name in ("sums of three digits", "differences of three digits", "products")
@@ -108,8 +94,8 @@ def evaluate(
     problems, begun = [], []
     for name in skills:
         rng = Random(f"evaluate {seed} {name}")
-        problems += [addressed(rng, known[name].draw(rng)) for _ in range(count)]
-        begun += ["" if known[name].thinking else EMPTY_THOUGHT] * count
+        problems += [addressed(rng, known[name].sample(rng, held_out=True)) for _ in range(count)]
+        begun += [EMPTY_THOUGHT if name == WITHOUT_THINKING else ""] * count
     said = replies(model, problems, temperature=temperature, seed=seed, begun=begun)
     return {
         name: score(problems[i : i + count], said[i : i + count])
@@ -128,10 +114,8 @@ def replies(
     """The model's reply to each problem; None for a reply that did not end by itself.
 
     Args:
-        model: one with the byte tokenizer, on any device, in any dtype.
+        model, temperature, seed: as of `evaluate`.
         problems: their conversations are the prompts.
-        temperature: 0 is greedy.
-        seed: of the draws.
         begun: how each reply begins; by default, with nothing.
     """
     begun = begun or [""] * len(problems)

@@ -62,8 +62,6 @@ def add_adapters(model: Transformer, rank: int, seed: int, dtype: torch.dtype) -
     """Freeze a model, in place, and put adapters on all projections of its layers.
 
     Args:
-        model: on its device.
-        rank: of the adapters.
         seed: of their first matrices, which are the same on every device.
         dtype: of the frozen weights; the adapters are fp32.
     """

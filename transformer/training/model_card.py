@@ -69,9 +69,9 @@ answer of {hasty:.0%} of the sums and differences and forgot {forget:.0%} of the
 further example: it answered problems, a verifier said which answers were right, and training made
 those more likely."""
 REINFORCING = """\
-    {commands}
+    {command}
 
-The runs took {seconds} seconds without their evaluations, and {answers:,} answers were sampled. The
+The run took {seconds} seconds without its evaluations, and {answers:,} answers were sampled. The
 table below was measured on {machine}. `training.jsonl` is the log. All problems are generated from
 the seed."""
 BEGINNING = """\
@@ -97,11 +97,9 @@ def write(
     *,
     problems: int,
 ) -> None:
-    """Write the card, with samples that the model makes now.
+    """Write the card of a checkpoint, with samples that the model makes now.
 
     Args:
-        folder: of the checkpoint.
-        model: as it ships.
         tasks: that it can do, one of the corpus's mixes.
         origin: where its skills come from, in sentences.
         made: the command that made it, and what that took.

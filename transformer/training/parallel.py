@@ -321,12 +321,8 @@ def undamaged(path: Path, remedy: str = "delete it") -> Iterator[None]:
 
 
 def write_state(path: Path, state: dict[str, Any], world: World) -> None:
-    """Write the state of a run, replacing the one before it at once; all ranks call this together.
-
-    Args:
-        path: of the file.
-        state: `training_state` and what else the next step depends on, "step" among it.
-        world: whose first rank writes.
+    """Write the state of a run, `training_state` and what else the next step depends on, "step"
+    among it, replacing the one before it at once; all ranks call this together.
 
     Raises:
         ValueError: a weight is no longer finite; the state before it is left.

@@ -13,19 +13,6 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from transformer.model.decoder import Transformer
-from transformer.model.layers import Block
-
-
-class _Again(nn.Module):
-    """A layer, computed by its own forward whatever has taken that one's place."""
-
-    def __init__(self, block: Block) -> None:
-        super().__init__()
-        self.block = block
-        self.compute = block.forward
-
-    def forward(self, *args: Any) -> Tensor:
-        return self.compute(*args)
 
 
 def recompute_activations(model: Transformer) -> None:
@@ -38,11 +25,12 @@ def recompute_activations(model: Transformer) -> None:
 
 
 def _recomputing(block: Any) -> Any:
-    again = _Again(block)
+    again = nn.ModuleDict({"block": block})  # for `functional_call`: it computes as the layer did
+    again.forward = block.forward
 
     def forward(x: Tensor, *rest: Any) -> Tensor:
         if not torch.is_grad_enabled():
-            return again.compute(x, *rest)
+            return again.forward(x, *rest)
         # Within `functional_call` the layer has other weights now than in the backward pass.
         weights = {f"block.{name}": p for name, p in block.named_parameters()}
         return checkpoint(

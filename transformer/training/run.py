@@ -93,11 +93,8 @@ class Recipe:
         return self.batch_tokens
 
     def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
-        """The model before the first step, its trained weights in fp32.
-
-        Args:
-            device: where it goes.
-            dtype: of the arithmetic, and of weights that are not trained.
+        """The model before the first step, its trained weights in fp32, others in the dtype of the
+        arithmetic.
         """
         raise NotImplementedError
 
@@ -114,12 +111,7 @@ class Recipe:
 
     def loss(self, model: Transformer, forward: Forward, batch: Any, rows: range) -> Tensor:
         """The summed loss of some rows of a batch; of none, a 0 that has a gradient all the same.
-
-        Args:
-            model: that of `make_model`.
-            forward: its forward, perhaps with rounded weights.
-            batch: one of `corpus`.
-            rows: which of its rows.
+        `forward` is that of the model, perhaps with rounded weights.
         """
         raise NotImplementedError
 
@@ -153,8 +145,6 @@ class Training:
     Args:
         recipe: what decides the outcome.
         folder: where the checkpoint grows; an unfinished run in it is taken up again.
-        device: where to train.
-        world: of whose ranks this is one.
 
     Raises:
         ValueError: the folder holds a finished run, an unfinished one with another recipe, or a
@@ -263,10 +253,6 @@ class Training:
             "log_size": self.log_size,
         }
         write_state(self.folder / STATE, state, self.world)
-
-    def finish(self) -> None:
-        """The state is needed no more."""
-        (self.folder / STATE).unlink(missing_ok=True)
 
     def _resume(self) -> None:
         path = self.folder / STATE

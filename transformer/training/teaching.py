@@ -38,7 +38,7 @@ MODEL = Config(
     tied_embeddings=True,
     qk_norm=True,
 )
-IGNORED = -100
+IGNORED = -100  # by `cross_entropy`
 AS_GIVEN = ("seed", "steps", "batch_tokens", "tasks", "attention", "eval_every")  # by one name
 
 
@@ -76,7 +76,7 @@ class Teaching(Recipe):
         tokens, learned = rows_of(batch, rows)
         targets = tokens.masked_fill(~learned, IGNORED)[:, 1:].to(device, non_blocking=True)
         logits = forward(tokens.to(device, non_blocking=True))[:, :-1].flatten(0, 1).float()
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum")
 
     def weighed(self, batch: ChatBatch) -> float:
         """A constant: every learned token weighs the same, in whichever batch it is."""

@@ -5,10 +5,12 @@ Every run also writes its own record, which needs none of them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-TRACKERS = ("none", "tensorboard", "wandb")
+PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+TRACKERS = ("none", *PACKAGES)
 PROJECT = "flash-versions"  # how Weights & Biases groups the runs
 
 
@@ -40,17 +42,12 @@ def numbers(measured: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-def check(name: str) -> None:
-    """Refuse a tracker that is not installed, before a run has a folder.
-
-    Raises:
-        ValueError: says how to install it.
+def package(name: str) -> Any:
+    """The package of a tracker, None for "none"; a ValueError says how to install it. A command
+    calls this before a run has a folder, too.
     """
     try:
-        if name == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter  # noqa: F401
-        if name == "wandb":
-            import wandb  # noqa: F401
+        return import_module(PACKAGES[name]) if name != "none" else None
     except ImportError as error:
         raise ValueError(
             f"--report-to {name}: {name} is not installed; "
@@ -61,20 +58,14 @@ def check(name: str) -> None:
 def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
     """The tracker of a run: TensorBoard writes RUN/tensorboard, which `tensorboard --logdir RUN`
     shows; wandb sends to its server, or writes RUN/wandb if the variable WANDB_MODE is "offline".
-
-    Args:
-        name: one of TRACKERS.
-        folder: of the run, whose name is the run's.
-        settings: what the tracker shows beside the curves.
+    Either shows the settings beside the curves.
 
     Raises:
         ValueError: it is not installed, or wandb cannot begin a run.
     """
-    check(name)
+    tracker = package(name)
     if name == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(str(folder / "tensorboard"))
+        writer = tracker.SummaryWriter(str(folder / "tensorboard"))
 
         def add(found: dict[str, float], step: int) -> None:
             for name, value in found.items():
@@ -82,11 +73,9 @@ def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracke
 
         return Tracker(add, writer.close)
     if name == "wandb":
-        import wandb
-
         about = {"name": folder.resolve().name, "config": dict(settings)}
         try:
-            run = wandb.init(project=PROJECT, dir=str(folder), **about)
+            run = tracker.init(project=PROJECT, dir=str(folder), **about)
         except Exception as error:  # wandb's own errors, such as that no key is there
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(

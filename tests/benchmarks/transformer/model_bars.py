@@ -42,7 +42,7 @@ from transformer.tasks.phrases import REPLIES
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import REPLY, Marks, Problem, Task
 from transformer.training.corpus import addressed
-from transformer.training.evaluate import SKILLS, replies, score
+from transformer.training.evaluate import SKILLS, WITHOUT_THINKING, replies, score
 
 SUITE = "shipped models"
 ASKED = ROOT / "tests/transformer/training/asked"
@@ -127,8 +127,9 @@ def measure(model: Transformer, count: int):
     questions = lists()
     for name, skill in SKILLS.items():
         rng = Random(f"evaluate 1 {name}")
-        if skill.thinking:
-            questions[name] = [addressed(rng, skill.draw(rng)) for _ in range(count)]
+        if name != WITHOUT_THINKING:
+            problems = (skill.sample(rng, held_out=True) for _ in range(count))
+            questions[name] = [addressed(rng, problem) for problem in problems]
     for name, problems in questions.items():
         said = replies(model, problems)
         wrong = [(p, text) for p, text in zip(problems, said) if text is None or not p.reward(text)]

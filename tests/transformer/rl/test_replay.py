@@ -1,43 +1,10 @@
 """Problems that are asked again: who waits, who is next, and what a trainer asks."""
 
 from itertools import count, islice
-from random import Random
 
-from tests.helpers.models.tiny_grpo import TINY, Count, make_trainer
-from transformer.rl.groups import Asked, Pool, groups_of
+from tests.helpers.models.tiny_grpo import TINY, make_trainer
+from transformer.rl.groups import groups_of
 from transformer.rl.sampler import REMEMBERED
-
-COUNT = Count()
-
-# --- the pool
-
-
-def asked(*numbers: int) -> list[Asked]:
-    return [Asked(7, number, COUNT.sample(Random(number))) for number in numbers]
-
-
-def test_a_spread_is_what_brings_a_problem_into_the_pool():
-    pool = Pool(9)
-    pool.put(asked(0, 1, 2, 3), [True, False, False, True])
-    assert pool.state() == [(7, 0), (7, 3)]
-    assert pool.take(2) == asked(0, 3)
-    assert pool.state() == [], "who is asked leaves"
-    pool.put(asked(0, 3), [False, True])
-    assert pool.state() == [(7, 3)]
-
-
-def test_who_waits_longest_is_next():
-    pool = Pool(9)
-    pool.put(asked(5, 2), [True, True])
-    pool.put(asked(4), [True])
-    assert pool.take(1) == asked(5)
-    pool.put(asked(5), [True])
-    assert pool.take(2) == asked(2, 4)
-    assert pool.take(2) == asked(5), "as many as there are"
-    assert pool.take(2) == []
-
-
-# --- the trainer
 
 
 class Asker:

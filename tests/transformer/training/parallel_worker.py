@@ -82,7 +82,7 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
         "weights": dict(merged_weights(trainer.policy.model)),
         "result": {name: p.clone() for name, p in trainer.result().state_dict().items()},
         "drawn": trainer.source.drawn,
-        "pool": trainer.source.pool.state(),
+        "pool": trainer.source.state()["pool"],
     }
 
 

@@ -47,7 +47,9 @@ def windows_but_in_every(period: int | str) -> Callable[[Data, int], list[bool]]
     """
 
     def windowed(data: Data, num_layers: int) -> list[bool]:
-        every = _period(data, period) if isinstance(period, str) else period
+        every = read_key(data, period, int, 0) if isinstance(period, str) else period
+        if every < 1:
+            raise ValueError(f"{period} must be a positive integer, not {every}")
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
 
     return windowed
@@ -98,10 +100,3 @@ def is_switched_on(data: Data) -> bool:
 def has_size(data: Data) -> bool:
     """Whether there is a window's size; null means no window."""
     return read_key(data, "sliding_window", int, None) is not None
-
-
-def _period(data: Data, key: str) -> int:
-    period = read_key(data, key, int, 0)
-    if period < 1:
-        raise ValueError(f"{key} must be a positive integer, not {period}")
-    return period

@@ -62,11 +62,7 @@ def is_own(arguments: argparse.Namespace) -> bool:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together, and fill in what was not given.
-
-    Raises:
-        ValueError: in a sentence.
-    """
+    """Refuse options that do not go together by a ValueError, and fill in what was not given."""
     given = [name for name in OWN if hasattr(arguments, name)]
     if not is_own(arguments):
         if given:
@@ -89,12 +85,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def plan(arguments: argparse.Namespace, device: torch.device, task: Task | None) -> Tuning:
-    """Read the data and decide what the arguments leave open.
-
-    Args:
-        arguments: checked.
-        device: where to train.
-        task: that of --task.
+    """Read the data and decide what the checked arguments leave open; `task` is that of --task.
 
     Raises:
         OSError, ValueError: data or a checkpoint that cannot be used, in a sentence.

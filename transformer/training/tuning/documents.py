@@ -97,7 +97,8 @@ class Encoder:
 
     def _conversation(self, chat: Chat) -> list[Document]:
         text, tokens = self._encoded(self._rendered(chat, chat.messages))
-        learned, turns = list[int](), _turns(chat.messages)
+        learned, messages = list[int](), enumerate(chat.messages)
+        turns = [i for i, message in messages if message["role"] == "assistant"]
         for turn in turns:
             message = chat.messages[turn]
             before, prompt = self._encoded(self._prompt(chat, chat.messages[:turn]))
@@ -156,12 +157,8 @@ class Encoder:
         return [more + reply + end, more + marked + end]
 
     def _said(self, tokens: list[int], start: int, end: int) -> range:
-        """The tokens of a turn, by number: from the prompt to the last token that ends an answer.
-
-        Args:
-            tokens: of the conversation.
-            start: the end of the prompt.
-            end: that of the turn.
+        """The tokens of a turn, by number: from `start`, the end of its prompt, to the last token
+        that ends an answer.
         """
         ends = [i for i in range(start, end) if tokens[i] in self.eos]
         return range(start, ends[-1] + 1 if ends else end)
@@ -208,10 +205,6 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _turns(messages: Sequence[Message]) -> list[int]:
-    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-
-
 def _document(chat: Chat, tokens: Sequence[int], learned: Sequence[int]) -> Document:
     which = np.zeros(len(tokens), bool)
     which[[*learned]] = True
@@ -224,13 +217,8 @@ def _document(chat: Chat, tokens: Sequence[int], learned: Sequence[int]) -> Docu
 def fitted(
     documents: Sequence[Document], width: int, drop_long: bool, what: str = "chat"
 ) -> tuple[list[Document], list[Document]]:
-    """The documents, those that are too long cut if they are texts; and those that are left out.
-
-    Args:
-        documents: of any length.
-        width: the largest length.
-        drop_long: leave out conversations that are longer.
-        what: one of them is called in a message.
+    """The documents, those longer than `width` cut if they are texts; and those that are left out.
+    A message calls one of them `what`.
 
     Raises:
         ValueError: a conversation is longer, or nothing is left.

@@ -104,9 +104,6 @@ class PackedAttention:
 
     `lay` says where they are, before each forward. Attention gets the rows as one packed tensor;
     where it takes none, each document becomes a padded row of its own.
-
-    Args:
-        version: of attention.
     """
 
     def __init__(self, version: str) -> None:
@@ -116,13 +113,7 @@ class PackedAttention:
         self._back: Tensor | None = None  # (rows * length,) int64, places among the padded
 
     def lay(self, lengths: Sequence[Sequence[int]], width: int, device: torch.device) -> None:
-        """Say how long the documents of each row are.
-
-        Args:
-            lengths: of the documents of each row.
-            width: of the rows.
-            device: of the model.
-        """
+        """Say how long the documents of each row are, and how wide the rows."""
         if self.version not in DENSE:  # what is left of a row is a document, too
             sizes = [size for row in lengths for size in (*row, width - sum(row))]
             bounds = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
