@@ -557,7 +557,7 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
-SPLITS, STEPS = (2048, 2560, 2688, 2816, 3072, 4096), ("long", "fills")
+SPLITS, STEPS = (2560, 2688, 2816, 4096), ("long", "fills")
 
 
 def in_splits(request, keys):
