@@ -1,7 +1,6 @@
 """What each idea of FA3 is worth: its forward with one thing changed, for the benchmark.
 
-A variant is a switch of the configuration that overlaps (`config.overlapping_config`), which is the
-default at head_dim 64, 128 and 256, and in FP8.
+A variant is a switch of the default configuration.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.config import overlapping_config, overlapping_fp8_config
+from flash_versions.versions.fa3.hopper.config import default_config, overlapping_fp8_config
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -35,7 +34,7 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
 def varied(
     request: Request,
     run: Callable[..., Any] = forward_hopper.forward,
-    configured: Callable[..., Any] = overlapping_config,
+    configured: Callable[..., Any] = default_config,
     **switches: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The forward of a kernel for Hopper with some switches of its configuration turned.

@@ -150,10 +150,9 @@ def is_plain(request: Request) -> bool:
 
 
 def are_alike(request: Request) -> bool:
-    """Whether all tiles take the same time, and nothing asks for an order of additions."""
-    ordered = request.batch_invariant or request.is_deterministic
+    """Whether all tiles take the same time, and no bits are promised beside other calls'."""
     plain = is_plain(request) and request.window_right is None
-    return plain and request.precision is None and not ordered
+    return plain and request.precision is None and not request.batch_invariant
 
 
 def has_short_wave(request: Request, tiles: int, blocks: int) -> bool:
@@ -167,7 +166,7 @@ def has_short_wave(request: Request, tiles: int, blocks: int) -> bool:
 
 def shares_tail(request: Request) -> bool:
     """Whether two programs share each tile of the forward's last wave: up to head_dim 64."""
-    if max(request.q.shape[3], request.v.shape[3]) > 64:
+    if max(request.q.shape[3], request.v.shape[3]) > 64 or request.num_splits is not None:
         return False
     rows = (2 if prefers_two_consumers(request) else 3) * WARPGROUP_ROWS.value
     batch, queries, heads, _ = request.q.shape

@@ -366,6 +366,8 @@ def launch(
     claims = counters.take(o.device) if config.scheduler == "dynamic" else None
     states = programs if constants.get("SPLIT") else 0
     if config.tail > 1:
+        if k.shape[1] <= (config.tail - 1) * config.block_kv:
+            raise ValueError(f"tail={config.tail} programs cannot share {k.shape[1]} keys.")
         shared = num_tiles(request, config) % programs
         claims = tail_counters.take(o.device, 2 + shared * config.consumers)
         states = shared * config.tail

@@ -71,6 +71,7 @@ class Totals:
     @gluon.jit
     def first_place(self, problem, begin, end):
         """The first place of the split that has the block at place end - 1."""
+        gl.static_assert(self.SPLIT <= MOST_BLOCKS)
         split = problem.block_of(problem.entry(end - 1)) // self.SPLIT
         if problem.lists.ON:
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])

@@ -24,7 +24,8 @@ def four_programs(monkeypatch):
 
 @in_turn("sizes options tail", [
     (FULL, {}, 2), ((97, 140, 6, 64, 3), {}, 2), ((200, 600, 1, 192), {}, 4),
-    ((193, 250, 4, 64), {}, 1), (FULL, {"causal": True}, 1), (FULL, {"deterministic": True}, 1),
+    ((193, 250, 4, 64), {}, 1), (FULL, {"causal": True}, 1), (FULL, {"num_splits": 1}, 1),
+    (FULL, {"deterministic": True}, 2), ((200, 600, 1, 192), {"deterministic": True}, 1),
 ])  # fmt: skip
 def test_a_call_shares_them_by_itself(sizes, options, tail, order, monkeypatch):
     launch, plans = Plan.launch, []

@@ -132,6 +132,7 @@ class BackwardConfig:
                 f"parts={self.parts} must divide the {request.group} heads of a group."
             )
         alike = self.pair and self.parts == 1 and are_alike(request)
+        alike = alike and not request.is_deterministic
         if self.tail != 1 and not (self.tail > 1 and alike):
             raise ValueError(f"tail={self.tail} is for tiles of a pair, whole and alike.")
         if self.by_halves:
@@ -247,7 +248,8 @@ def choose_sharing(request: Request) -> tuple[int, int]:
     """(parts, tail) by default."""
     config = config_of_dims(request)
     parts, tiles = choose_parts(request, config), shared_tiles(request, config)
-    whole, blocks = config.pair and parts == 1, cdiv(request.q.shape[1], config.block_q)
+    whole = config.pair and parts == 1 and not request.is_deterministic
+    blocks = cdiv(request.q.shape[1], config.block_q)
     return parts, TAIL if whole and has_short_wave(request, tiles, blocks) else 1
 
 
