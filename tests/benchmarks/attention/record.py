@@ -10,17 +10,45 @@ import torch
 
 from flash_versions.bench.document import new_document, save
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fa3.hopper.host import num_programs, num_tiles
 from flash_versions.versions.fa4.hopper import host
 from flash_versions.versions.fa4.hopper.config import default_config
-from flash_versions.versions.fa4.hopper.roles import check
-from flash_versions.versions.fa4.hopper.trace import events, new_stamps
+from flash_versions.versions.fa4.hopper.roles import ROLES, STATES, check
 from flash_versions.versions.fp8.quantize import prepare
+from flash_versions.versions.tiles.rows import cdiv
 from tests.benchmarks.harness import parser
 
 SHAPE = (4, 2048, 16, 128)  # batch, length, heads, head_dim
 WARM = 20  # launches before the one that is recorded
 PROGRAMS = 2  # that the document has
 TILES = 4  # of each of them
+MOST_PARTS = 4  # in which O is stored
+
+
+def new_stamps(request, config):
+    """Room for the time stamps of a launch: zeros, int64 (programs, roles, tiles, blocks, states).
+
+    A dynamic scheduler may give a program three times its share of tiles; what is beyond is lost.
+    """
+    programs = num_programs(request, config)
+    share = cdiv(num_tiles(request, config), programs)
+    blocks = max(cdiv(request.k.shape[1], config.block_kv), MOST_PARTS * config.consumers + 1)
+    roles = len(ROLES) - 1 + config.consumers
+    shape = (programs, roles, 3 * share + 1, blocks, len(STATES))
+    return torch.zeros(shape, dtype=torch.int64, device=request.q.device)
+
+
+def events(stamps):
+    """The states that each role of a program entered, in their order, from its part of the stamps
+    (roles, tiles, blocks, states): (state, tile of the program, block of keys, cycle).
+    """
+    consumers = stamps.shape[0] - (len(ROLES) - 1)
+    names = ["loader", "storer", *(f"consumer {c}" for c in range(consumers))]
+    found = {name: [] for name in names}
+    entered = stamps.nonzero().tolist()
+    for (role, tile, block, state), cycle in zip(entered, stamps[stamps != 0].tolist()):
+        found[names[role]].append((STATES[state][1], tile, block, cycle))
+    return {name: sorted(role, key=lambda event: event[3]) for name, role in found.items()}
 
 
 def record(request, config):

@@ -7,9 +7,9 @@ import torch
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper import host as forward_hopper
-from flash_versions.versions.fa4.hopper import trace
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fa4.hopper.roles import check
+from tests.benchmarks.attention.record import events, new_stamps
 from tests.simulator.gluon.orders import in_turn
 
 SMALL = RolesConfig(block_kv=64)
@@ -38,9 +38,9 @@ def request_of(M, N, heads, **options):
 
 def recorded(request, config):
     """(o, lse, events by role for each program) of an instrumented launch."""
-    stamps = trace.new_stamps(request, config)
+    stamps = new_stamps(request, config)
     o, lse, _ = forward_hopper.forward(request, config, stamps)
-    return o, lse, [trace.events(program) for program in stamps]
+    return o, lse, [events(program) for program in stamps]
 
 
 @in_turn("name", CONFIGS)
@@ -53,8 +53,8 @@ def test_every_role_follows_the_table(name, order):
     tiles = 384 // config.block_q
     assert sum(entered(program["loader"], "claim") - 1 for program in programs) == tiles
     for program in programs:
-        for role, events in program.items():
-            check(role.split()[0], [event[0] for event in events])
+        for role, found in program.items():
+            check(role.split()[0], [event[0] for event in found])
         assert_same_work(program, config.consumers)
     scored = sum(entered(program[f"consumer {c}"], "score")
                  for program in programs for c in range(config.consumers))  # fmt: skip
