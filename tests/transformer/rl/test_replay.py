@@ -51,6 +51,13 @@ def test_what_is_not_settled_is_asked_until_it_is(tempted, monkeypatch):
     assert ({*problems}, replayed) == (one.drawn(4, 0, 1, 2, 3), 0)
 
 
+def test_who_waits_longest_is_next(tempted, monkeypatch):
+    one = Asker(tempted, monkeypatch, replay=0.25)
+    one.ask(hard=one.drawn(0, 0, 1, 2, 3))
+    (_, first), *others = one.trainer.state()["pool"]
+    assert others and one.drawn(0, first) < {*one.ask(hard=set())[0]}
+
+
 def test_dynamic_sampling_asks_nothing_twice_in_a_step(tempted, monkeypatch):
     one = Asker(tempted, monkeypatch, replay=1.0, dynamic_sampling=True)
     problems, replayed = one.ask(hard=one.drawn(0, 0, 2, 5))
