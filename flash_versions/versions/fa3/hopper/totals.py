@@ -14,7 +14,7 @@ Registers hold one accumulator, so the total is in memory: 64 rows in fp32, whic
 cache and which only the consumer's own threads read and write. At head_dim 128 that is a load and
 a store of 32 KiB for every 4096 keys, whose 32 blocks take the tensor cores 32,000 cycles.
 
-Programs that share the keys of a tile, as the last wave is short, merge likewise (`Totals.join`).
+Programs that share the keys of a tile in a short last wave merge likewise (`Totals.join`).
 
 A merge multiplies and adds by an explicit `fma`: ptxas could contract either of the two products,
 and need not choose alike in two kernels.

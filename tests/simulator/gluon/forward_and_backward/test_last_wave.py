@@ -46,3 +46,9 @@ def test_the_same_bits_in_every_order_and_counters_left_at_zero(switches, monkey
     config = replace(CONFIGS["fa3"].default_config(request), block_kv=64, **switches)
     assert_ok(assess_request(in_every_order(lambda: attend("fa3", request, config)), request))
     assert not counters.any()
+
+
+def test_fewer_blocks_than_programs_are_refused():
+    request = make_request(*qkv(330, 60, 3, 64))
+    with pytest.raises(ValueError, match="tail=2 programs cannot share 60 keys"):
+        attend("fa3", request, replace(CONFIGS["fa3"].default_config(request), tail=2))

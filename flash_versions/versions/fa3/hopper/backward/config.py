@@ -20,7 +20,7 @@ STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
-TAIL = 4
+TAIL = 4  # programs that share a tile of a short last wave (docs/understand/log.md)
 # Q, dO and dQ of running programs: 49.5 MiB fit in an H200's L2 cache.
 CACHED_BYTES = 50 << 20
 UNCACHED = 1.2  # times as long a step takes if they are more

@@ -26,7 +26,7 @@ from flash_versions.versions.tiles.ragged import ragged_box
 from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-SCHEDULERS = {True: "tickets", False: "dynamic"}  # with turns, which then follow the tiles, or not
+SCHEDULERS = {True: "tickets", False: "dynamic"}  # by is_deterministic: turns follow the tiles
 # These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",

@@ -9,7 +9,7 @@ head k (`problem.KeyProblem`), so dQ and its turns stay as they are. dK and dV a
 parts. Each program leaves its sums in memory, in fp32. The one that comes last adds them up, part
 after part, whichever it is: the same bits in every run.
 
-Programs that share the queries of a tile, as the last wave is short (`tail`), meet likewise.
+Programs that share the queries of a tile in a short last wave (`tail`) meet likewise.
 
     each consumer of a program      dK, dV of its keys -> its own place in memory
                                     barrier of the warpgroup; counter of tile and consumer += 1
