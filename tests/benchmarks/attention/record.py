@@ -33,8 +33,7 @@ def new_stamps(request, config):
     programs = num_programs(request, config)
     share = cdiv(num_tiles(request, config), programs)
     blocks = max(cdiv(request.k.shape[1], config.block_kv), MOST_PARTS * config.consumers + 1)
-    roles = len(ROLES) - 1 + config.consumers
-    shape = (programs, roles, 3 * share + 1, blocks, len(STATES))
+    shape = programs, len(ROLES) - 1 + config.consumers, 3 * share + 1, blocks, len(STATES)
     return torch.zeros(shape, dtype=torch.int64, device=request.q.device)
 
 
