@@ -6,7 +6,8 @@ small product. So a token's logits change with its batch, its padding, the chunk
 and between decoding and prefill. Here the shape of the weights alone decides:
 
     on a GPU    products by the project's own kernel (kernels/gemm), which adds k in steps of 64 or
-                less from the first one on, whatever tile it takes; norms by kernels/norm.py
+                less from the first one on, whatever tile it takes, so layers that read the same may
+                be one product; norms by kernels/norm.py, SwiGLU's gate by kernels/gate.py
     on a CPU    rows padded to a multiple of 16 and k in pieces of 256: so far, BLAS has one order
                 for all numbers of rows (`check_products` tries it on this machine), and on CPUs
                 with AVX-512 for all numbers of threads
@@ -27,6 +28,7 @@ from einops import rearrange
 from torch import Tensor
 
 import flash_versions
+from transformer.model.kernels.gate import gated
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.norm import aligned, norm_reference, rms_norm
 
@@ -103,18 +105,21 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(wide) if by_kernels(x) else 1 / (1 + torch.exp(-wide))
 
 
-def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x)."""
-    return F.silu(x) if by_kernels(x) else (x * sigmoid(x)).type_as(x)
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate) * up; on a GPU also of one tensor with both side by side, see `gated`."""
+    if by_kernels(gate):
+        return gated(gate) if up is None else gated(gate, up)
+    assert up is not None
+    return (gate * sigmoid(gate)).type_as(gate) * up
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    """The approximation of GELU by a tanh."""
-    if by_kernels(x):
-        return F.gelu(x, approximate="tanh")
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, with the approximation of GELU by a tanh."""
+    if by_kernels(gate):
+        return F.gelu(gate, approximate="tanh") * up
+    wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-    return (0.5 * wide * (1 + torch.tanh(inner))).type_as(x)
+    return (0.5 * wide * (1 + torch.tanh(inner))).type_as(gate) * up
 
 
 def attention_of(name: str, exact: bool, **options: Any) -> Callable[..., Tensor]:

@@ -117,7 +117,9 @@ class Learner:
                     reference=reference,
                     sampler=batch.sampler,
                 )
-                (loss * world.size).backward()
+                # Autograd's own thread wakes for each node that is written in Python.
+                with torch.autograd.set_multithreading_enabled(world.size > 1):
+                    (loss * world.size).backward()
                 seen.sums["entropy"] = entropies.double().sum()
                 metrics = seen if metrics is None else metrics + seen
             assert metrics is not None

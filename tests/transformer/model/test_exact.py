@@ -14,6 +14,7 @@ from transformer.generation.session import Session
 from transformer.model import exact
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer, choose_attention
+from transformer.model.kernels.gate import gated
 from transformer.model.kernels.norm import norm_reference, rms_norm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
@@ -145,7 +146,11 @@ def test_the_gpus_decoding_step_is_its_prefill(changes, monkeypatch):
         prefill(model, cache, rows, 4)
         logits = model(torch.tensor([[5], [6]]), cache)
         for i, token in enumerate((5, 6)):
-            assert logits[i, 0].equal(model(torch.tensor([[*rows[i], token]]))[0, -1])
+            whole = torch.tensor([[*rows[i], token]])
+            learned = model(whole)[0]  # as where there is a gradient
+            with torch.no_grad():
+                assert model(whole)[0].equal(learned)
+            assert logits[i, 0].equal(learned[-1])
 
 
 @pytest.mark.parametrize("switches", [(False, False), (True, True), (False, True)])
@@ -162,6 +167,37 @@ def test_a_kernels_norm(switches):
         ours, theirs = (torch.autograd.grad(z, (x, weight), dy) for z in (y, plain))
         torch.testing.assert_close(ours, theirs)
         assert torch.cat([rms_norm(row, weight, 1e-6, *switches) for row in x.split(1)]).equal(y)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("shape", [(5, 48), (2, 3, 1100), (1, 16)])
+def test_a_kernels_gate(shape, joined):
+    torch.manual_seed(0)
+    both = torch.randn(*shape[:-1], 2 * shape[-1], requires_grad=True)
+    dy = torch.randn(shape)
+    y = gated(both) if joined else gated(*both.chunk(2, -1))
+    gate, up = both.double().chunk(2, -1)
+    plain = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(y.double(), plain, rtol=1e-6, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(z, both, g)[0] for z, g in ((y, dy), (plain, dy.double())))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert gated(*(x.contiguous() for x in both.detach().chunk(2, -1))).equal(y)
+
+
+def test_a_model_learns_by_the_gpus_kernels_what_it_learns_without(monkeypatch):
+    """The gradient of a loss of all logits, against that of torch's operations in fp64."""
+    plain = tiny("torch", exact.attention_by_blocks, qkv_bias=True, qk_norm=False).double()
+    monkeypatch.setattr(exact, "by_kernels", lambda x: True)
+    model = tiny(qkv_bias=True, qk_norm=False)
+    tokens = torch.randint(101, (2, 9))
+    found = []
+    for each in (model, plain):
+        parameters = [*each.requires_grad_().parameters()]
+        loss = each(tokens).log_softmax(-1)[..., 3].mean()
+        found.append(torch.autograd.grad(loss, parameters))
+    for ours, theirs in zip(*found):
+        error = (ours - theirs).abs().max()
+        assert error <= 1e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ torch chooses how a row is summed by the number of rows. Here a program takes a 
 number that the width of a row decides, and adds each of them in the same order.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.rows import cdiv
 
 TILE = 2048  # elements of a program, or one row
+PROGRAMS = 256  # of the gradient, at most: each has a share of the weight's
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -40,7 +42,38 @@ def norm_kernel(
     tl.store(y + place, (wide * scale).to(y.dtype.element_ty), mask=inside)
 
 
-launch_norm = Launcher(norm_kernel)
+@triton.jit(do_not_specialize=["rows"])
+def norm_backward_kernel(
+    x, weight, dy, dx, d_weight, rows, inner, eps,
+    PLUS_ONE: tl.constexpr, ROUNDED_LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx of every n-th tile of rows, n the number of programs, and their share of d_weight: with
+    z = x / rms(x) and dz = dy * weight, each row
+
+    dx = (dz - z mean(dz z)) / rms(x)        d_weight = the sum over rows of dy z
+    """
+    k = tl.arange(0, BLOCK)[None, :]
+    scale = tl.load(weight + k, mask=k < inner, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        scale += 1.0
+    total = tl.zeros((1, BLOCK), tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        inside, place = (row < rows) & (k < inner), row * inner + k
+        z = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(z * z, 1) / inner + eps)[:, None]
+        z *= inverse
+        mean = tl.sum(d * scale * z, 1)[:, None] / inner
+        found = inverse * (d * scale - z * mean)
+        tl.store(dx + place, found.to(dx.dtype.element_ty), mask=inside)
+        if not ROUNDED_LAST:  # what the weight was multiplied with
+            z = z.to(dx.dtype.element_ty).to(tl.float32)
+        total += tl.sum(d * z, 0)[None, :]
+    tl.store(d_weight + tl.program_id(0) * inner + k, total, mask=k < inner)
+
+
+launch_norm, launch_backward = Launcher(norm_kernel), Launcher(norm_backward_kernel)
 
 
 def norm_reference(
@@ -54,8 +87,6 @@ def norm_reference(
 
 
 class _Norm(torch.autograd.Function):
-    """The kernel; its gradient is that of torch's operations."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *switches: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -65,10 +96,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            y = norm_reference(*leaves, *ctx.switches)
-        return *torch.autograd.grad(y, leaves, dy), None, None, None
+        x, weight = ctx.saved_tensors
+        return *_gradients(aligned(x), weight, aligned(dy), *ctx.switches), None, None, None
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -89,18 +118,34 @@ def _run(x: Tensor, weight: Tensor, eps: float, plus_one: bool, rounded_last: bo
 def _launch(
     x: Tensor, weight: Tensor, y: Tensor, group: int, stride: int, eps: float, *switches: bool
 ) -> None:
-    inner = x.shape[-1]
-    rows, block = x.numel() // inner, triton.next_power_of_2(inner)
-    constants = dict(zip(("PLUS_ONE", "ROUNDED_LAST"), switches))
-    constants |= {"ROWS": max(1, TILE // block), "BLOCK": block}
+    rows, inner = x.numel() // x.shape[-1], x.shape[-1]
+    constants, num_warps = _tile(inner, *switches)
     if rows:
+        arguments = x, aligned(weight), y, rows, group, stride, inner, float(eps)
         with devices.on_device(x):
-            launch_norm(
-                (cdiv(rows, constants["ROWS"]),),
-                (x, aligned(weight), y, rows, group, stride, inner, float(eps)),
-                constants,
-                num_warps=8 if block > TILE else 4,
-            )
+            launch_norm((cdiv(rows, constants["ROWS"]),), arguments, constants, num_warps)
+
+
+@cache
+def _tile(inner: int, plus_one: bool, rounded_last: bool) -> tuple[dict[str, Any], int]:
+    """A kernel's constants and warps, which follow from the width of a row."""
+    block = triton.next_power_of_2(inner)
+    switches = {"PLUS_ONE": plus_one, "ROUNDED_LAST": rounded_last}
+    return switches | {"ROWS": max(1, TILE // block), "BLOCK": block}, 8 if block > TILE else 4
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, *switches: bool
+) -> tuple[Tensor, Tensor]:
+    rows, inner = x.numel() // x.shape[-1], x.shape[-1]
+    constants, num_warps = _tile(inner, *switches)
+    programs = min(cdiv(rows, constants["ROWS"]), PROGRAMS)
+    dx, shares = torch.empty_like(x), weight.new_empty(programs, inner, dtype=torch.float32)
+    if rows:
+        arguments = x, aligned(weight), dy, dx, shares, rows, inner, float(eps)
+        with devices.on_device(x):
+            launch_backward((programs,), arguments, constants, num_warps)
+    return dx, shares.sum(0).type_as(weight)
 
 
 def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:

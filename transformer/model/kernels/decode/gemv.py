@@ -46,6 +46,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.rows import cdiv
+from transformer.model.kernels.gate import gated, silu
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -141,24 +142,6 @@ def swiglu_kernel(
     gate, up = pairs(found, PAIRS)
     output = first + tl.arange(0, PAIRS)
     tl.store(y + output, silu(gate, up).to(y.dtype.element_ty), mask=output < outputs)
-
-
-@triton.jit
-def silu(gate, up):
-    """silu(gate) * up, in fp32."""
-    return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def gate_kernel(gate_up, y, outputs, BLOCK: tl.constexpr):
-    """y (tokens, outputs) = silu(gate) * up of gate_up (tokens, 2 outputs); a block of a token."""
-    token = tl.program_id(0).to(tl.int64)
-    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = gate_up + token * 2 * outputs + output
-    gate = tl.load(source, mask=output < outputs, other=0.0).to(tl.float32)
-    up = tl.load(source + outputs, mask=output < outputs, other=0.0).to(tl.float32)
-    found = silu(gate, up).to(y.dtype.element_ty)
-    tl.store(y + token * outputs + output, found, mask=output < outputs)
 
 
 def launch(kernel: Any, arguments: tuple, width: int, rows: int, overlap: bool) -> None:
@@ -262,12 +245,10 @@ def swiglu(
     """
     norm_weight, eps = parts_of(norm)
     tokens, outputs = x.shape[0], weight.shape[0] // 2
+    if tokens > 1:
+        return gated(product(x, weight, bias, norm))
     y = x.new_empty(tokens, outputs)
     with devices.on_device(x):
-        if tokens > 1:
-            gate_up = product(x, weight, bias, norm)
-            gate_kernel[(tokens, cdiv(outputs, 1024))](gate_up, y, outputs, BLOCK=1024)
-            return y
         arguments = (x, norm_weight, eps, weight, bias, y, outputs)
         launch(swiglu_kernel, arguments, x.shape[1], 2 * outputs, overlap)
     return y

@@ -1,6 +1,7 @@
 """The switches of the Hopper kernel in hopper.py, and how they are set."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from flash_versions.versions.tiles.rows import cdiv
 
@@ -56,6 +57,7 @@ class GemmConfig:
 NORM = GemmConfig(rows=64, columns=256, stages=4, ping_pong=False, epilogue_columns=64)
 
 
+@lru_cache(maxsize=1024)  # one for each length that comes, which is arithmetic only
 def default_config(
     rows: int, columns: int, num_sms: int, residual: bool = False, swiglu: bool = False
 ) -> GemmConfig:

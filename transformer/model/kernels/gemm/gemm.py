@@ -178,7 +178,7 @@ def run(
     up, residual = (None if t is None else matrix(t) for t in (up, residual))
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
-    gemm: Any = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
+    gemm: Any = gemm_hopper.gemm if suits_hopper(*matrices) else gemm_portable.gemm
     with devices.on_device(x):
         gemm(a, b, result, up=up, bias=bias, residual=residual, eps=eps)
     return c
@@ -190,16 +190,18 @@ def matrix(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def suits_hopper(x: Tensor) -> bool:
-    """Whether a matrix is on a Hopper GPU, of 16 bits, and such that TMA can address it."""
-    return (
-        wgmma.available(x.device)
-        and x.dtype != torch.float32
-        and x.data_ptr() % 16 == 0
-        and x.stride(0) % 8 == 0
-        and x.stride(1) == 1
-        and x.stride(0) >= x.shape[1]
-    )
+def suits_hopper(*matrices: Tensor) -> bool:
+    """Whether matrices are on a Hopper GPU, of 16 bits, and such that TMA can address them."""
+    x = matrices[0]
+    narrow = wgmma.available(x.device) and x.dtype != torch.float32
+    return narrow and all(map(addressable, matrices))
+
+
+def addressable(x: Tensor) -> bool:
+    """Whether TMA can address a matrix of 16-bit numbers."""
+    from_row_to_row, in_a_row = x.stride()
+    aligned = x.data_ptr() % 16 == 0 and from_row_to_row % 8 == 0
+    return aligned and in_a_row == 1 and from_row_to_row >= x.shape[1]
 
 
 def in_one_dtype(*tensors: Any) -> tuple:

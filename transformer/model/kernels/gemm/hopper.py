@@ -46,6 +46,9 @@ Sources: CUTLASS's kernels for Hopper, "warp-specialized pingpong" and "cooperat
 tiles is that of the Triton tutorial on matrix multiplication.
 """
 
+from functools import cache
+
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -58,7 +61,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     make_pipeline,
@@ -71,7 +74,13 @@ from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, re
 from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm.config import BLOCK_K, CHAIN, NORM, GemmConfig, default_config
 from transformer.model.kernels.gemm.rmsnorm_hopper import consume_normed
-from transformer.model.kernels.gemm.tiles import CONSUMERS, GemmProblem, Schedule, describe, finish
+from transformer.model.kernels.gemm.tiles import (
+    CONSUMERS,
+    GemmProblem,
+    Schedule,
+    finish,
+    matrix_box,
+)
 
 
 @aggregate
@@ -297,27 +306,24 @@ def gemm(
         ValueError: the configuration does not fit the residual or the norm.
     """
     rows, columns = c.shape
-    num_sms = devices[a.device].num_sms
+    num_sms, both, added = devices[a.device].num_sms, up is not None, residual is not None
     if config is None:
-        both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), num_sms, added, both)
         config = config if eps is None else NORM
-    if residual is not None and config.buffers == 1:
-        raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
-    chain = 1 if eps is None else CHAIN
-    if eps is not None and (config.rows != 64 or config.ping_pong):
-        raise ValueError("with a norm, both consumers compute a tile, 64 rows each.")
-    tile_columns = config.columns if up is None else config.columns // 2
-    out_columns = min(config.epilogue_columns, tile_columns)
+    aligned = None if bias is None else bias.data_ptr() % 16 == 0
+    plan = plan_of(config, a.dtype, a.device, both, added, aligned, eps is not None)
+    of_a, of_b, of_c = plan.boxes
+    tile_columns = config.columns // (1 + both)
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
-    launch_gemm(
+    chain = 1 if eps is None else CHAIN
+    plan.launch(
         (min(tiles, num_sms),),
         (
-            describe(a, config.rows, BLOCK_K),
-            describe(b, tile_columns, BLOCK_K),
-            None if up is None else describe(up, tile_columns, BLOCK_K),
-            describe(c, config.rows, out_columns),
-            None if residual is None else describe(residual, config.rows, out_columns),
+            of_a(a),
+            of_b(b),
+            None if up is None else of_b(up),
+            of_c(c),
+            None if residual is None else of_c(residual),
             bias,
             rows,
             columns,
@@ -325,6 +331,30 @@ def gemm(
             None if eps is None else a.shape[1],
             eps,
         ),
+    )
+
+
+@cache
+def plan_of(
+    config: GemmConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    swiglu: bool,
+    residual: bool,
+    aligned: bool | None,
+    normed: bool,
+) -> Plan:
+    """The plan of products whose kernel is compiled once; aligned: whether the bias is, None
+    without one. Arguments and errors are those of `gemm`.
+    """
+    if residual and config.buffers == 1:
+        raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
+    if normed and (config.rows != 64 or config.ping_pong):
+        raise ValueError("with a norm, both consumers compute a tile, 64 rows each.")
+    tile_columns = config.columns // (1 + swiglu)
+    return Plan(
+        launch_gemm,
+        config,
         {
             "READERS": config.readers,
             "STAGES": config.stages,
@@ -334,5 +364,9 @@ def gemm(
             "CONSUMER_REGISTERS": 240,
             "PRODUCER_REGISTERS": 24,
         },
-        num_warps=4,
+        (
+            matrix_box(dtype, config.rows, BLOCK_K),
+            matrix_box(dtype, tile_columns, BLOCK_K),
+            matrix_box(dtype, config.rows, min(config.epilogue_columns, tile_columns)),
+        ),
     )

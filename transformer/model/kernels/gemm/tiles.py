@@ -3,13 +3,12 @@
 from functools import cache
 
 import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES, aggregate, store_tile
+from flash_versions.versions.tiles.tma import Box, swizzled
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm import config
 
@@ -148,13 +147,9 @@ def finish(
     return number + PARTS
 
 
-def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A matrix for TMA, in boxes. What lies outside reads as 0 and is not written."""
-    layout = box_layout(rows, columns, x.dtype)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
-
-
 @cache
-def box_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a box lies in shared memory: swizzled, so that the tensor cores meet no bank twice."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], GLUON_DTYPES[dtype])
+def matrix_box(dtype: torch.dtype, rows: int, columns: int) -> Box:
+    """Boxes of a matrix, swizzled, so that the tensor cores meet no bank twice. What lies outside
+    of the matrix reads as 0 and is not written.
+    """
+    return Box(swizzled(dtype, [rows, columns]), lambda shape, strides: ([*shape], [*strides]))
