@@ -122,13 +122,16 @@ def test_a_call_under_autocast_is_another_one(version):
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_streams_and_threads(version):
-    """Several at once, each with other tensors."""
+    """Several at once, each with other tensors, on all GPUs."""
     inputs = [dense(B=1, M=2048, N=2048) for _ in range(8)]
+    for i, leaves in enumerate(inputs):
+        inputs[i] = [x.to(f"cuda:{i % torch.cuda.device_count()}") for x in leaves]
     expected = [results(version, leaves, {"causal": True}) for leaves in inputs]
-    torch.cuda.synchronize()
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
 
     def work(leaves):
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.device(leaves[0].device), torch.cuda.stream(torch.cuda.Stream()):
             found = [results(version, leaves, {"causal": True}) for _ in range(20)]
             torch.cuda.current_stream().synchronize()
         return found

@@ -1,7 +1,8 @@
 """Any shape, strides, type, mask and feature, drawn by hypothesis: forward and backward within the
 error budget.
 
-The quick profile is part of every run; `make fuzz` draws 600 cases for each version.
+The quick profile is part of every run; `make fuzz` draws 600 cases for each version. On a GPU they
+are longer.
 """
 
 import os
@@ -21,8 +22,10 @@ settings.register_profile("quick", max_examples=15)
 settings.register_profile("long", max_examples=600)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+MOST = 3000 if torch.cuda.is_available() else 140
+PAGE = 16  # rows
 LENGTHS = st.one_of(
-    st.integers(0, 4), st.sampled_from([31, 32, 33, 63, 64, 65, 128]), st.integers(5, 140)
+    st.integers(0, 4), st.sampled_from([31, 32, 33, 63, 64, 65, 128]), st.integers(5, MOST)
 )
 SIDES = st.one_of(st.none(), st.integers(0, 150))
 
@@ -47,7 +50,9 @@ def calls(draw):
     for feature in draw(st.sets(st.sampled_from(["softcap", "alibi", "sink", "dropout"]))):
         options[feature] = True
     options["sequences"] = draw(
-        st.sampled_from(["alike", "alike", "lengths", "padded", "packed", "used", "intervals"])
+        st.sampled_from(
+            ["alike", "alike", "lengths", "padded", "packed", "used", "intervals", "pages"]
+        )
     )
     return shape, draw(st.sampled_from(list(LAYOUTS))), draw(st.sampled_from(DTYPES)), options
 
@@ -81,7 +86,10 @@ def full_options(shape, options, device):
     if options.pop("dropout", False):
         options["dropout_p"] = 0.2
     sequences = options.pop("sequences")
-    if sequences in ("lengths", "padded", "used"):
+    if sequences == "pages":  # of a row that has more room than it uses, in any order
+        rows = -(-shape["N"] // PAGE) + 1
+        options["block_table"] = torch.randperm(batch * rows, device=device).view(batch, rows)
+    if sequences in ("lengths", "padded", "used", "pages"):
         options["kv_lengths"] = torch.randint(0, shape["N"] + 1, (batch,), device=device)
     if sequences == "padded":
         options["kv_starts"] = torch.randint(-1, shape["N"] + 2, (batch,), device=device)
@@ -118,8 +126,12 @@ def test_any_call(version, device, call, seed):
     q, k, v = tensors(shape, dtype, device)
     if "cu_seqlens_q" in options:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    elif "block_table" in options:
+        pages = options["block_table"].numel(), PAGE
+        k, v = (torch.randn(*pages, *x.shape[2:], device=device).to(dtype) for x in (k, v))
     else:
         q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
     note(f"{shape} {layout} {dtype} {options}")
     assert VERSIONS[version].unsupported(make_request(q, k, v, **options)) is None
-    check(version, q, k, v, backward=not own, **options)
+    backward = not own and "block_table" not in options
+    check(version, q, k, v, backward=backward, **options)
