@@ -16,7 +16,7 @@ With more rows cuBLAS does the products, and a layer is about ten. Either way it
 bf16 the results differ in their last bits.
 
 With kernels="exact" they do not: the norms, products and activations of a layer are those of
-`Transformer.forward`, and a layer is about twelve kernels, whatever the number of tokens.
+`Transformer.forward`, and a layer is about ten kernels, whatever the number of tokens.
 
 Weights that are read together lie together: `joined` moves them once, in place, so the model's
 parameters become parts of a larger tensor. There is no second copy and no state but theirs.
