@@ -82,7 +82,8 @@ def full_options(shape, options, device):
     if options.pop("alibi", False):
         options["alibi_slopes"] = torch.rand(heads, device=device)
     if options.pop("sink", False):
-        options["sink"] = torch.randn(heads, device=device, requires_grad=True)
+        learned = options["sequences"] != "pages"  # which are for inference
+        options["sink"] = torch.randn(heads, device=device, requires_grad=learned)
     if options.pop("dropout", False):
         options["dropout_p"] = 0.2
     sequences = options.pop("sequences")
