@@ -158,7 +158,7 @@ def collect(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         )
 
 
-def share_tree(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: object) -> None:
+def share_tree(app: Sphinx, name: str, template: str, context: dict[str, Any], _: object) -> None:
     """Make the tree of pages beside a file once for all files at one depth: it differs by where its
     links begin, and takes longer than the file.
     """

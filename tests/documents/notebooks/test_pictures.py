@@ -12,7 +12,7 @@ from PIL import Image
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.plot.figures import digest
+from flash_versions.plot.figures import digest, path_of
 from flash_versions.simulator.rebind import Watcher, rebound
 from flash_versions.simulator.state import here
 from lessons.kernels.recording import array_of, number, unchecked
@@ -187,8 +187,8 @@ def test_the_animation_computes_attention():
 @pytest.mark.parametrize("name", committed.PICTURES)
 def test_committed_pictures_are_of_todays_data(name):
     """Else: python -m lessons.pictures, in notebooks/."""
-    text = committed.path_of(name).read_text()
-    assert digest(committed.PICTURES[name].data()) in text
+    plot = committed.PICTURES[name]
+    assert digest(plot.data({})) in path_of(name, plot).read_text()
 
 
 def test_the_committed_animation_is_of_todays_data():
