@@ -2,7 +2,6 @@
 judged.
 """
 
-import importlib
 import io
 import re
 
@@ -17,6 +16,7 @@ from flash_versions import VERSIONS, attention_reference
 from flash_versions.diff import code_of
 from lessons import measurements
 from lessons.kernels import source
+from lessons.kernels.recording import forward_of
 from lessons.moved import bytes_moved
 from lessons.pictures import films
 from lessons.practice import answers, exercises, folded
@@ -31,11 +31,6 @@ def displayed(monkeypatch):
     for module in (films, folded, measurements, source):
         monkeypatch.setattr(module, "display", lambda item, raw=False: shown.append(item))
     return shown
-
-
-def forward_of(version):
-    """The module whose kernel is recorded."""
-    return importlib.import_module(f"flash_versions.versions.{version}.forward")
 
 
 def inputs(length=12, heads=1, dtype=torch.float32):
