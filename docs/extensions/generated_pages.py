@@ -39,13 +39,6 @@ def keep_only(folder: Path, names: Iterable[str]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def index(title: str, text: str, pages: Iterable[str]) -> str:
-    """A page that lists others."""
-    listed = "\n".join(pages)
-    toctree = f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n" if listed else ""
-    return f"# {title}\n\n{text}\n\n{toctree}"
-
-
 def make_walkthroughs(folder: Path) -> list[str]:
     """Copy the committed notebooks into the site, and write their first page; returns names."""
     notebooks = {}
@@ -70,7 +63,8 @@ def make_versions(folder: Path, notebooks: list[str]) -> None:
         notebook = next((n for n in notebooks if name in n.split("_")), None)
         write_changed(folder / f"{name}.md", version_pages.page(name, before, notebook))
     text = "Each page says what was wasted before, what the version changes, and which code is new."
-    write_changed(folder / "index.md", index("The versions, one page each", text, names))
+    listed = "\n".join(["```{toctree}", ":maxdepth: 1", "", *names, "```\n"])
+    write_changed(folder / "index.md", f"# The versions, one page each\n\n{text}\n\n{listed}")
     keep_only(folder, ["index.md", *(f"{name}.md" for name in names)])
 
 

@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,15 @@ def collect(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         )
 
 
+def share_tree(app: Sphinx, name: str, template: str, context: dict[str, Any], _: object) -> None:
+    """Make the tree of pages beside a file once for all files at one depth: it differs by where its
+    links begin, and takes longer than the file.
+    """
+    if name.startswith(f"{SOURCE}/"):
+        shared = vars(app).setdefault("repository_trees", {})
+        context["toctree"] = shared.setdefault(name.count("/"), cache(context["toctree"]))
+
+
 def folder_html(app: Sphinx, name: str) -> tuple[str, list[str]]:
     """A folder as a list of links, and the paths that these lead to."""
     here = f"{SOURCE}/{name}"
@@ -213,4 +223,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-resolved", resolve)
     app.connect("env-purge-doc", forget)
     app.connect("html-collect-pages", collect)
+    app.connect("html-page-context", share_tree, priority=400)  # before the theme reads it
     return {"parallel_read_safe": False, "parallel_write_safe": False}

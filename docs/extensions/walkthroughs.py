@@ -1,6 +1,8 @@
 """The first page of the walkthroughs: each one's time, what it needs and what it teaches."""
 
 import re
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 from nbformat import NotebookNode
@@ -8,73 +10,7 @@ from nbformat import NotebookNode
 from flash_versions.puzzles.puzzle import MINUTES, PUZZLES
 
 PAGE_MINUTES = 30  # for the page of the backward
-
-
-class Plan(NamedTuple):
-    """What a reader has to know before a notebook, and what they can do after it."""
-
-    needs: str
-    goals: tuple[str, ...]
-
-
-PLANS = {
-    "00_start": Plan(
-        "Python, some PyTorch, matrix products. No GPU and no knowledge of GPUs.",
-        (
-            "compute attention by hand for four queries and four keys",
-            "say why the score matrix, and not the arithmetic, makes attention slow",
-            "read a Triton kernel: programs, blocks, pointers, masks",
-        ),
-    ),
-    "01_fa1": Plan(
-        "Walkthrough 00.",
-        (
-            "compute a softmax block by block with the online softmax",
-            "read FlashAttention 1, forward and backward",
-            "predict how many bytes it moves",
-        ),
-    ),
-    "02_fa2": Plan(
-        "Walkthrough 01.",
-        (
-            "say which work of FA1 is unnecessary, and how FA2 leaves it out",
-            "split the keys of one query over several programs and combine the results",
-            "find out when a kernel has too few programs",
-        ),
-    ),
-    "03_fa3": Plan(
-        "Walkthrough 02. This is the hardest one; take a break before the Hopper kernel.",
-        (
-            "explain how a producer and consumers exchange tiles through barriers",
-            "read a warp-specialised kernel line by line beside its timeline",
-            "say where the error of attention in FP8 comes from",
-        ),
-    ),
-    "04_fa4": Plan(
-        "Walkthrough 03.",
-        (
-            "leave out rescales that change nothing, with an exact result",
-            "replace an exponential by a polynomial and choose its degree",
-            "say why both ideas are off on Hopper up to head_dim 128",
-        ),
-    ),
-    "05_transformer": Plan(
-        "Walkthrough 00; 01 to 04 help, but nothing depends on them.",
-        (
-            "follow one forward pass of a decoder by hand: rotations, grouped heads, cache",
-            "generate text, greedily and by sampling",
-            "see what the KV cache saves, and what attention looks at",
-        ),
-    ),
-    "06_grpo": Plan(
-        "Walkthrough 05.",
-        (
-            "write a reward and compute advantages within a group of answers",
-            "read the loss of GRPO and the curves of a training",
-            "train a model with it in minutes, and recognise a collapse",
-        ),
-    ),
-}
+PLANS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # needs, goals
 
 
 class Writing(NamedTuple):
@@ -138,7 +74,7 @@ def page(notebooks: dict[str, NotebookNode]) -> str:
         notebooks: by name, in the order of reading.
 
     Raises:
-        KeyError: a notebook has no plan in `PLANS`.
+        KeyError: walkthroughs.toml does not have a notebook.
         ValueError: the first cell of a notebook does not say how many minutes it takes.
     """
     times = {name: minutes(notebook) for name, notebook in notebooks.items()}
@@ -153,11 +89,11 @@ def page(notebooks: dict[str, NotebookNode]) -> str:
         contents({name: title(notebook) for name, notebook in notebooks.items()}, times),
     ]
     for name, notebook in notebooks.items():
-        needs, goals = PLANS[name]
         number = name.split("_")[0]
         made.append(f"## {number}: [{title(notebook)}]({name}.ipynb)\n")
+        needs = PLANS[name]["needs"]
         made.append(f"**About {times[name]} minutes.** What you need: {needs} Afterwards you can\n")
-        made.append("".join(f"* {goal}\n" for goal in goals))
+        made.append("".join(f"* {goal}\n" for goal in PLANS[name]["goals"]))
     listed = "\n".join(notebooks)
     made.append(f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n")
     return "\n".join(made)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from version_pages import table
 
 from flash_versions import VERSIONS
 from flash_versions.bench.results import read_results
@@ -122,12 +123,6 @@ def how(name: str, answer: Answer, gpu: bool) -> str:
     if owner != name:
         kind = f"with {owner}'s kernel"
     return f"{'natively' if gpu else 'simulated'}, {kind}"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table of Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def tables() -> str:

@@ -13,11 +13,11 @@ from flash_versions.bench.results import (
 )
 
 
-def compared(own, other, form="{:.2f}", times="{:.2f}", inverse=False):
-    """A number, and how many times another it is, or with `inverse` the other is; None for none."""
+def compared(own, other, form="{:.2f}", times="{:.2f}"):
+    """A number, and how many times another it is; None for none."""
     if not own:
         return None
-    ratio = other and times.format(other / own if inverse else own / other)
+    ratio = other and times.format(own / other)
     return form.format(own) + (f" ({ratio} x)" if ratio else "")
 
 

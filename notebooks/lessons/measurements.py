@@ -1,8 +1,7 @@
 """What was measured on an H200, as it is committed."""
 
 import matplotlib as mpl
-from IPython.display import Image, Markdown, display
-from matplotlib.figure import Figure
+from IPython.display import Image, display
 
 from flash_versions.bench.results import RESULTS, read_results
 from flash_versions.plot.figures import PLOTS, STYLE
@@ -11,12 +10,11 @@ from lessons.pictures.films import picture, png
 DPI = 100
 
 
-def measured(name: str, caption: str = "") -> None:
+def measured(name: str) -> None:
     """Display a figure of docs/figures, drawn from the committed results.
 
     Args:
         name: such as "forward", "speedup", "ablation", "memory".
-        caption: what there is to see.
 
     Raises:
         ValueError: there is no such figure, or nothing was measured for it.
@@ -29,11 +27,5 @@ def measured(name: str, caption: str = "") -> None:
     if data is None:
         raise ValueError(f"nothing was measured to draw {name!r} from.")
     with mpl.rc_context(STYLE):
-        show_figure(PLOTS[name].draw(data), f"measured on an H200: {name}")
-    if caption:
-        display(Markdown(f"*{caption}*"))
-
-
-def show_figure(figure: Figure, alt: str) -> None:
-    """Display a figure as a PNG."""
-    display(Image(png(picture(figure, DPI)), alt=alt))
+        drawn = picture(PLOTS[name].draw(data), DPI)
+    display(Image(png(drawn), alt=f"measured on an H200: {name}"))

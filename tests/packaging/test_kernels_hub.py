@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from flash_versions import compare
+from flash_versions import VERSIONS, compare
 from flash_versions.integrations.hub.__main__ import main
 from flash_versions.integrations.hub.export import BUILD, write_kernel
 
@@ -27,8 +27,11 @@ for name in list(sys.modules):
 sys.modules["flash_versions"] = None  # importing it fails
 import torch
 """
-ATTENTION = """
-from kernels import get_local_kernel
+USES = """
+from kernels import (
+    LocalLayerRepository, Mode, get_local_kernel, kernelize, use_kernel_forward_from_hub,
+    use_kernel_mapping,
+)
 
 kernel = get_local_kernel(Path(sys.argv[1]))
 q, k, v, do = torch.load("inputs.pt")
@@ -46,12 +49,6 @@ with torch.no_grad():
     found["flash_attn_with_kvcache"] = [
         kernel.flash_attn_with_kvcache(q, *cache, k, v, cache_seqlens=0, causal=True)
     ]
-torch.save(found, "found.pt")
-"""
-LAYERS = """
-from kernels import (
-    LocalLayerRepository, Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping,
-)
 
 class Attention(torch.nn.Module):
     def forward(self, query, key, value, causal, scale):
@@ -61,7 +58,6 @@ class PackedAttention(torch.nn.Module):
     def forward(self, query, key, value, cu_seqlens, causal, scale):
         raise AssertionError("the layer was not replaced")
 
-q, k, v, do = torch.load("inputs.pt")
 layers, mapping = torch.nn.ModuleList(), {}
 for layer, name in ((Attention, "FlashAttention"), (PackedAttention, "PackedFlashAttention")):
     layers.append(use_kernel_forward_from_hub(name)(layer)())
@@ -69,11 +65,11 @@ for layer, name in ((Attention, "FlashAttention"), (PackedAttention, "PackedFlas
     mapping[name] = {device: {Mode.TRAINING: repository} for device in ("cpu", "cuda")}
 with use_kernel_mapping(mapping):
     kernelize(layers, mode=Mode.TRAINING, device="cpu")
-bounds = torch.tensor([0, q.shape[1]], dtype=torch.int32)
-found = {"batch": layers[0](q, k, v, True, None)}
-found["packed"] = layers[1](q[0], k[0], v[0], bounds, True, None)[None]
-torch.save({name: [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
-            for name, o in found.items()}, "found.pt")
+results = {"batch": layers[0](q, k, v, True, None)}
+results["packed"] = layers[1](q[0], k[0], v[0], bounds, True, None)[None]
+for name, o in results.items():
+    found[name] = [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+torch.save(found, "found.pt")
 """
 TRANSFORMERS = """
 from kernels import get_kernel
@@ -203,10 +199,12 @@ def test_it_replaces_its_own_folder_only(written, tmp_path, capsys):
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("script", [ATTENTION, LAYERS], ids=["functions", "layers"])
-def test_kernels_loads_it(script, run_child, inputs, tmp_path):
-    run_child(script)
-    judge(torch.load(tmp_path / "found.pt"), inputs)
+def test_kernels_loads_it(run_child, inputs, tmp_path):
+    """Its functions, and the layers of a model that it replaces."""
+    run_child(USES)
+    found = torch.load(tmp_path / "found.pt")
+    assert len(found) == len(VERSIONS) + 5
+    judge(found, inputs)
 
 
 @pytest.mark.slow

@@ -94,13 +94,13 @@ def execute(notebook: NotebookNode) -> NotebookNode:
         notebook,
         timeout=TIMEOUT,
         kernel_name=KERNEL["name"],
+        record_timing=False,
         resources={"metadata": {"path": str(NOTEBOOKS)}},
     )
     client.execute(env=environment, cleanup_kc=True)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [plain(output) for output in joined(cell.outputs)]
+            cell.outputs = joined(cell.outputs)
             check_outputs(cell)
     notebook.metadata["kernelspec"], notebook.metadata["language_info"] = KERNEL, LANGUAGE
     return notebook
@@ -116,13 +116,6 @@ def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
         else:
             found.append(output)
     return found
-
-
-def plain(output: NotebookNode) -> NotebookNode:
-    """An output without what differs from run to run though it says the same."""
-    output.get("metadata", {}).pop("execution", None)
-    output.pop("transient", None)
-    return output
 
 
 def check_outputs(cell: NotebookNode) -> None:

@@ -86,7 +86,8 @@ def recompiled(
             shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
             (copy / file).write_text(text.replace(found[0], indent + changed.strip()))
             command = [sys.executable, "-P", "-m", "flash_versions.inspect", *arguments]
-            environment = finding(Path(folder))
+            paths = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+            environment = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
@@ -144,12 +145,6 @@ def inspected(arguments: list[str]) -> Said:
         except SystemExit as end:  # an option that does not exist
             code = int(end.code or 0)
     return code, out.getvalue(), errors.getvalue()
-
-
-def finding(root: Path = PACKAGE.parent) -> dict[str, str]:
-    """The environment of a process that finds the package that is in this folder."""
-    paths = filter(None, [str(root), os.environ.get("PYTHONPATH")])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @cache

@@ -33,7 +33,7 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
     plain = inspect.unwrap(getattr(function, "fn", function))
     path, (lines, first) = Path(inspect.getfile(plain)), inspect.getsourcelines(plain)
     if not docstring:
-        lines = lines_without_docstring(path, plain.__name__) or lines
+        lines = diff.functions_of(path).get(plain.__name__) or lines
     lines = [line.replace("  # fmt: skip", "") for line in lines]
     where = path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path.name
     title = f"{where}, line {first}"
@@ -73,11 +73,6 @@ def coloured(lines: list[str]) -> str:
     formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=LINE)
     text = "".join(f"{line.rstrip()}\n" for line in lines)
     return highlight(text, PythonLexer(), formatter)
-
-
-def lines_without_docstring(path: Path, name: str) -> list[str]:
-    """The lines of a function without its docstring; none if the file does not define it."""
-    return diff.functions_of(path).get(name, [])
 
 
 def changes(old: str, new: str, name: str, *, file: str = "forward.py", context: int = 3) -> None:
@@ -127,4 +122,4 @@ def find(version: str, file: str, name: str) -> tuple[str, list[str]]:
     if function is None:
         raise ValueError(f"{version}/{file} neither defines nor imports {name!r}.")
     path = Path(inspect.getfile(inspect.unwrap(getattr(function, "fn", function))))
-    return str(path.relative_to(ROOT)), lines_without_docstring(path, name)
+    return str(path.relative_to(ROOT)), diff.functions_of(path).get(name, [])

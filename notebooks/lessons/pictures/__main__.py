@@ -5,65 +5,40 @@ this package. Like the figures of flash_versions.plot.figures, each names a dige
 it was drawn from.
 """
 
-import io
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from flash_versions.bench.results import ROOT
-from flash_versions.files import replacing, write
-from flash_versions.plot.figures import FIGURES, STYLE, digest
+from flash_versions.files import replacing
+from flash_versions.plot.figures import FIGURES, Plot, draw_all
 from lessons.pictures.memory import animation, gpu, traffic
 from lessons.pictures.pipeline import gantt
 from lessons.pictures.scores import masked, splits
 
 ANIMATION = FIGURES / "flash-attention.gif"
-FOLDER = FIGURES / "lessons"
 
 
-class Picture(NamedTuple):
-    """A committed picture: what it is drawn from, and its drawing."""
-
-    data: Callable[[], Any]
-    draw: Callable[[], Figure]
+def picture(room: str, data: Callable[[], Any], draw: Callable[[], Figure]) -> Plot:
+    """A picture that is not drawn from results."""
+    return Plot(f"lessons/{room}", lambda document: data(), lambda found: draw())
 
 
 PICTURES = {
-    "memory/gpu": Picture(gpu.data, gpu.draw),
-    "scores/masks": Picture(masked.data, masked.draw),
-    "scores/splits": Picture(splits.data, splits.tree),
-    "pipeline/schedules": Picture(gantt.data, gantt.schedules),
-    "memory/traffic": Picture(traffic.data, traffic.against_length),
-    "memory/ordinary-work": Picture(traffic.data, traffic.ordinary_work),
+    "gpu": picture("memory", gpu.data, gpu.draw),
+    "masks": picture("scores", masked.data, masked.draw),
+    "splits": picture("scores", splits.data, splits.tree),
+    "schedules": picture("pipeline", gantt.data, gantt.schedules),
+    "traffic": picture("memory", traffic.data, traffic.against_length),
+    "ordinary-work": picture("memory", traffic.data, traffic.ordinary_work),
 }
-
-
-def path_of(name: str) -> Path:
-    """Where a picture is."""
-    return FOLDER / f"{name}.svg"
-
-
-def svg(name: str) -> str:
-    """A picture as SVG: the same text for the same data and the same matplotlib."""
-    picture, buffer = PICTURES[name], io.StringIO()
-    metadata = {"Date": None, "Creator": None, "Description": digest(picture.data())}
-    figure = picture.draw()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata=metadata)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def main() -> int:
     """Redraw all pictures; returns the exit code."""
-    for name in PICTURES:
-        path = path_of(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, svg(name))
-        sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
+    draw_all(PICTURES)
     with replacing(ANIMATION) as file:
         file.write_bytes(animation.gif())
     sys.stderr.write(f"{ANIMATION.relative_to(ROOT)}: drawn\n")

@@ -10,13 +10,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flash_versions.plot.figures import STYLE, VERSION_STYLES
+from flash_versions import VERSIONS
+from flash_versions.plot.figures import STYLE, style_of
 
 # Okabe and Ito's.
 BLUE, SKY, GREEN, VERMILION = "#0072B2", "#56B4E9", "#009E73", "#D55E00"
 ORANGE, PURPLE, YELLOW = "#E69F00", "#CC79A7", "#F0E442"
 GREY, PALE, INK = "#999999", "#ececec", "#222222"
-VERSIONS = ("fa1", "fa2", "fa3", "fa4")
 TITLES = {
     "plain": "plain attention",
     "paper": "FA1 as in the paper",
@@ -44,8 +44,7 @@ def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
 def line_of(version: str) -> dict[str, Any]:
     """Colour, marker and line of a version; what is no version is grey and dashed."""
     if version in VERSIONS:
-        colour, marker = VERSION_STYLES[VERSIONS.index(version)]
-        return {"color": colour, "marker": marker, "linestyle": "-"}
+        return style_of(version, [*VERSIONS])
     marker = "." if version == "plain" else "x"
     return {"color": GREY if version == "plain" else INK, "marker": marker, "linestyle": "--"}
 

@@ -57,7 +57,7 @@ class Watch(Moved):
 
     def place(self, partition: Any, what: str) -> dict[str, Any]:
         """Where a partition is: its lane, its line, the tile and the block that it works on."""
-        frame = kernel_frame()
+        frame = caller(sys._getframe(), FUNCTIONS)
         lane = partition.name.partition(", ")[2]
         name, _, consumer = lane.partition(" ")
         statement = source.at(frame)
@@ -82,7 +82,8 @@ class Watch(Moved):
         if barrier is not None:
             step["barrier"] = name_of(barrier, rings)
         if what == "copy":
-            step["of"], step["slot"] = slot_of(tile.barrier, rings)
+            step["of"], _, slot = name_of(tile.barrier, rings).split()
+            step["slot"] = int(slot)
             self.copied[id(tile)] = {**step, "set": {}}
         elif what == "product":
             is_scores = is_inside("multiply_qk")
@@ -137,11 +138,6 @@ class Watch(Moved):
         return Watcher(original, per_row)
 
 
-def kernel_frame() -> FrameType:
-    """The innermost frame of a function that the page shows."""
-    return caller(sys._getframe(), FUNCTIONS)
-
-
 def is_inside(function: str) -> bool:
     """Whether a function of this name is running."""
     frame: FrameType | None = sys._getframe()
@@ -158,16 +154,6 @@ def caller(frame: FrameType | None, names: tuple[str, ...]) -> FrameType:
             return frame
         frame = frame.f_back
     raise LookupError(f"no function of the kernel runs; {', '.join(names)} were looked for.")
-
-
-def slot_of(barrier: Any, rings: Any) -> tuple[str, int]:
-    """The pipeline, such as "K", and the slot of a barrier that says `full`."""
-    for name in ("q", "k", "v"):
-        full = getattr(rings, name).full
-        for i, other in enumerate(full):
-            if other is barrier:
-                return name.upper(), i
-    raise LookupError("a copy that no pipeline waits for")
 
 
 def name_of(barrier: Any, rings: Any) -> str:

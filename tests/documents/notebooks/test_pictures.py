@@ -1,6 +1,5 @@
 """The walkthroughs' pictures show what the kernels do, what was measured, and what was computed."""
 
-import importlib
 import itertools
 import math
 import random
@@ -12,10 +11,10 @@ from PIL import Image
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.plot.figures import digest
+from flash_versions.plot.figures import digest, path_of
 from flash_versions.simulator.rebind import Watcher, rebound
 from flash_versions.simulator.state import here
-from lessons.kernels.recording import array_of, number, unchecked
+from lessons.kernels.recording import array_of, forward_of, number, unchecked
 from lessons.pictures import __main__ as committed
 from lessons.pictures.memory import animation, traffic
 from lessons.pictures.pipeline import gantt
@@ -49,7 +48,7 @@ VARIANTS = list(itertools.product((False, True), repeat=2))
 
 def watch(monkeypatch, version, shape):
     """Run a version's kernel: (visits, rows of keys and queries that were loaded)."""
-    module = importlib.import_module(f"flash_versions.versions.{version}.forward")
+    module = forward_of(version)
     fold, load = rebound(module.fold_block), rebound(module.load_rows)
     seen, rows = [], []
 
@@ -187,8 +186,8 @@ def test_the_animation_computes_attention():
 @pytest.mark.parametrize("name", committed.PICTURES)
 def test_committed_pictures_are_of_todays_data(name):
     """Else: python -m lessons.pictures, in notebooks/."""
-    text = committed.path_of(name).read_text()
-    assert digest(committed.PICTURES[name].data()) in text
+    plot = committed.PICTURES[name]
+    assert digest(plot.data({})) in path_of(name, plot).read_text()
 
 
 def test_the_committed_animation_is_of_todays_data():

@@ -2,9 +2,10 @@
 
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,29 +17,40 @@ PAGE = (ROOT / "docs/extend/add_a_version.md").read_text()
 COMMANDS = re.findall(r"^python (-m .*)$", PAGE, re.MULTILINE)
 # Given last, so they count: a few tokens, one group of which has a spread of rewards.
 SMALLER = {
-    "inspect": "--arch sm_90",
+    "inspect": "--arch sm_90 --head-dim 64",
     "generate": "--device cpu",
     "grpo": "--steps 1 --prompts 2 --group 4 --max-tokens 40 --eval-every 0 --device cpu",
 }
 
 
-def walk(folder, words):
-    """Run a command of the page without a GPU."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
+def run(folder, words):
+    """`python -m ...` in a folder, without a GPU; what it says goes to two files there."""
+    os.chdir(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    sys.argv = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+
+
+def walk(processes, folder, words):
+    """What a command of the page prints, in a process of its own."""
+    process = processes.Process(target=run, args=(folder, words))
+    process.start()
+    process.join()
+    said = {name: (folder / name).read_text() for name in ("stdout", "stderr")}
+    return SimpleNamespace(returncode=process.exitcode, **said)
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
+def walked(tmp_path_factory, processes):
     """What each command of the page printed, by its name; and the folder."""
     folder = tmp_path_factory.mktemp("empty")
     found = {}
     for command in COMMANDS:
         words = shlex.split(command)
         name = words[2] if words[1] == "flash_versions.mine" else words[1].partition(".")[2]
-        found[name] = walk(folder, [*words, *SMALLER.get(name, "").split()])
+        found[name] = walk(processes, folder, [*words, *SMALLER.get(name, "").split()])
     return folder, found
 
 
@@ -67,12 +79,12 @@ def test_the_model_answers_and_learns(walked):
     assert (folder / "runs/mine/final/model.safetensors").exists()
 
 
-def test_the_mistake_of_the_page_is_explained(walked, tmp_path):
+def test_the_mistake_of_the_page_is_explained(walked, tmp_path, processes):
     right, wrong = re.search(r"replace `(.*)` by `(.*)`\.", PAGE).groups()
     text = (walked[0] / "mine.py").read_text()
     assert text.count(right) == 1
     (tmp_path / "mine.py").write_text(text.replace(right, wrong))
-    done = walk(tmp_path, ["-m", "flash_versions.mine", "check"])
+    done = walk(processes, tmp_path, ["-m", "flash_versions.mine", "check"])
     assert done.returncode == 1, done.stderr
     assert re.search(r"o\[.*\] is .*, and .* is right;", done.stdout)
     assert "OVER its budget" in done.stdout

@@ -14,6 +14,7 @@ ADDRESSES = {
 }  # fmt: skip
 # The colours of code: most tags of a site, and none names an address.
 COLOURS = re.compile(r'<span class="[\w -]*">|</span>')
+LINES = re.compile(r'<a id="(L-\d+)" name="\1"></a><a href="#\1"> *\d+</a>')  # of a shown file
 NEVER_LOADED = {"next", "prev", "index", "search", "canonical"}  # <link rel=...>
 
 
@@ -22,8 +23,9 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.addresses, self.ids = [], set()
-        self.feed(COLOURS.sub("", text))
+        text = COLOURS.sub("", text)
+        self.addresses, self.ids = [], {*LINES.findall(text)}
+        self.feed(LINES.sub("", text))
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)

@@ -210,18 +210,18 @@ MEMORY = [torch.zeros(5000 * 1024, dtype=torch.bfloat16) for _ in range(3)]
 
 
 def test_new_lengths_are_no_new_plans(launches):
-    """2,000 lengths of one kind, forward and backward; packed sequences, too."""
+    """200 lengths of one kind, forward and backward; packed sequences, too."""
     rng = random.Random(1)
-    for n in range(2000):
+    for n in range(200):
         M = rng.randint(1024, 5000)
         bounds = torch.tensor([0, M // 3, M], dtype=torch.int32)
         shape = (M, 8, 128) if n % 2 else (1, M, 8, 128)
         tensors = [backing[: M * 1024].view(shape).detach().requires_grad_() for backing in MEMORY]
         step("auto", tensors, causal=True, **({"cu_seqlens_q": bounds} if n % 2 else {}))
         launches.clear()
-    assert sum(len(chosen.plans) for chosen in CHOSEN) <= 24
+    assert sum(len(chosen.plans) for chosen in CHOSEN) <= 16
     forms = {name: len(launcher.compiled) for name, launcher in LAUNCHERS.items()}
-    assert max(forms.values()) <= 16, forms
+    assert max(forms.values()) <= 8, forms
 
 
 def behind(x, skipped):

@@ -1,5 +1,6 @@
 """How torch calls a kernel: operators, autograd, compile, export, checkpointing, autocast."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.autograd import operators
 from flash_versions.dispatch.request import make_request
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -69,16 +71,30 @@ def test_compile_with_aot_autograd(version):
         assert torch.equal(g, e)
 
 
-def test_export_with_a_dynamic_length():
-    class Layer(torch.nn.Module):
-        def forward(self, q, k, v):
-            return attention(q, k, v, causal=True, version="fa2")
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        return attention(q, k, v, causal=True, version="fa2")
 
+
+def test_export_with_a_dynamic_length():
     given = inputs(20, 20, requires_grad=False)
     S = torch.export.Dim("S", min=2, max=4096)
     program = torch.export.export(Layer(), given, dynamic_shapes=[{1: S}] * 3)
     longer = inputs(50, 50, requires_grad=False)
     assert torch.equal(program.module()(*longer), Layer()(*longer))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler, g++")
+def test_where_packages_are_not_known_to_load_they_are_refused(monkeypatch, tmp_path):
+    """Before anything is written, and AOTInductor alone; a CPU passes for a GPU here."""
+    assert operators.NOT_AHEAD_OF_TIME == ("cuda",)
+    monkeypatch.setattr(operators, "NOT_AHEAD_OF_TIME", ("cpu",))
+    package = tmp_path / "model.pt2"
+    exported = torch.export.export(Layer(), inputs(requires_grad=False))
+    with pytest.raises(RuntimeError, match="cannot be packaged by AOTInductor for a GPU"):
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
+    assert not package.exists()
 
 
 def test_checkpointing_drops_the_same_elements_again():

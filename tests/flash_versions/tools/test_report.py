@@ -1,6 +1,7 @@
 """Documents say what was measured: tables are those of the committed results."""
 
 import json
+from datetime import date
 
 import pytest
 
@@ -44,6 +45,15 @@ def test_what_is_missing_is_a_dash_and_changes_no_other_cell():
 
 
 # The results.
+
+
+def test_every_file_says_what_was_measured_where_and_when():
+    """Pages read these of every suite."""
+    for path in sorted(results.RESULTS.glob("*/*.json")):
+        found = json.loads(path.read_text())
+        assert found["machine"]["gpu"] and found["commit"], path
+        assert date.fromisoformat(found["date"]), path
+        assert found.get("programs") or all(row["suite"] for row in found["rows"]), path
 
 
 def test_what_is_measured_twice_is_refused():

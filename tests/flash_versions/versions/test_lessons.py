@@ -13,7 +13,7 @@ from flash_versions.inspect.compiled import ARCHES, compile_call
 from flash_versions.lessons import BACKWARDS, FORWARDS, LESSONS, check, fa2, load_lesson
 from flash_versions.versions.oracle.suite import Case
 from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_right
-from tests.helpers.rotation import pairwise
+from tests.helpers.rotation import rotated
 from tests.simulator.gluon.orders import in_every_order
 
 EVERYTHING = [
@@ -45,7 +45,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("version", "layout"), pairwise(LESSONS, LAYOUTS))
+@pytest.mark.parametrize(("version", "layout"), rotated(LESSONS, LAYOUTS))
 def test_any_strides(version, layout, device):
     case = Case("", 66, 192, heads=4, batch=2, causal=True)
     inputs = case.inputs(torch.bfloat16, device)

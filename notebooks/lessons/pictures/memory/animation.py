@@ -6,7 +6,7 @@ FA1 (`python -m lessons.stepper`); plain attention's bytes are computed.
 
 import io
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -108,15 +108,17 @@ def draw(shown: Film, number: int) -> Figure:
     plain = figure.add_axes((0.065, 0.25, 0.25, 0.53))
     matrix(plain, scores)
     for other in shown.moments[number + 1 :]:
-        cover(plain, other)
-    outline(plain, moment)
+        hidden = {"facecolor": "white", "edgecolor": "#bbbbbb", "linewidth": 0.6}
+        plain.add_patch(tile_of(other, **hidden))
+    outline = {"fill": False, "edgecolor": INK, "linewidth": 2.2}
+    plain.add_patch(tile_of(moment, **outline))
     plain.set_xlabel("keys", fontsize=9)
     plain.set_ylabel("queries", fontsize=9)
     counter(figure, 0.178, plain_bytes(number), "Q, K, V, O")
 
     flash = figure.add_axes((0.41, 0.25, 0.25, 0.53))
     inputs_and_output(flash, moment)
-    outline(flash, moment)
+    flash.add_patch(tile_of(moment, **outline))
     flash.set_xlabel("keys; S is never stored", fontsize=9)
     flash.set_ylabel("queries", fontsize=9)
     counter(figure, 0.522, flash_bytes(number), "Q, K, V, O, m, l, LSE")
@@ -157,16 +159,10 @@ def limits(scores: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def cover(ax: Axes, moment: Moment) -> None:
-    """Hide a tile of S."""
+def tile_of(moment: Moment, **look: Any) -> Rectangle:
+    """The tile of a moment, on S."""
     place = (moment.block * SIZE - 0.5, moment.tile * SIZE - 0.5)
-    ax.add_patch(Rectangle(place, SIZE, SIZE, facecolor="white", edgecolor="#bbbbbb", lw=0.6))
-
-
-def outline(ax: Axes, moment: Moment) -> None:
-    """The tile of the moment."""
-    place = (moment.block * SIZE - 0.5, moment.tile * SIZE - 0.5)
-    ax.add_patch(Rectangle(place, SIZE, SIZE, fill=False, edgecolor=INK, linewidth=2.2))
+    return Rectangle(place, SIZE, SIZE, **look)
 
 
 def inputs_and_output(ax: Axes, moment: Moment) -> None:

@@ -21,28 +21,13 @@ TENSOR_FMA, OTHER_FMA, EXPONENTIALS, SHARED_BYTES = 2048, 128, 16, 128
 SHOWN = 8  # warps in the picture
 
 
-def box(
-    ax: Axes, place: tuple[float, float, float, float], text: str, colour: str, **options: Any
-) -> None:
+def box(ax: Axes, place: tuple[float, float, float, float], text: str, colour: str) -> None:
     """A filled box (left, bottom, width, height) with a text in its middle."""
     left, bottom, width, height = place
-    ax.add_patch(
-        Rectangle(
-            (left, bottom),
-            width,
-            height,
-            facecolor=to_rgba(colour, 0.6),
-            edgecolor=INK,
-            linewidth=0.8,
-        )
-    )
-    style: dict[str, Any] = {
-        "ha": "center",
-        "va": "center",
-        "fontsize": 8.5,
-        "linespacing": 1.25,
-    } | options
-    ax.text(left + width / 2, bottom + height / 2, text, **style)
+    look: dict[str, Any] = {"facecolor": to_rgba(colour, 0.6), "edgecolor": INK, "linewidth": 0.8}
+    ax.add_patch(Rectangle((left, bottom), width, height, **look))
+    middle = left + width / 2, bottom + height / 2
+    ax.text(*middle, text, ha="center", va="center", fontsize=8.5, linespacing=1.25)
 
 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
