@@ -82,13 +82,13 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
         for name, found in scores.items()
     ]
     write_text(folder / "training.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-    made = model_card.REINFORCING.format(
+    made = model_card.TEXTS["reinforcing"].format(
         command=command_of(settings),
         seconds=f"{lines[-1]['seconds']:,.0f}",
         machine=model_card.machine(device),
         answers=int(sum(line.get("drawn", 0) for line in lines)),
     )
-    origin = model_card.REINFORCED.format(start=START, **vars(SLOPPY))
+    origin = model_card.TEXTS["reinforced"].format(start=START, **vars(SLOPPY))
     model_card.write(folder, model, "chat", origin, made, scores, problems=problems)
     sys.stderr.write(model_card.table(scores) + "\n")
 

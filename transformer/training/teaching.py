@@ -109,7 +109,7 @@ class Teaching(Recipe):
             return
         model = model_card.ship(whole, folder, training.device, training.dtype)
         scores = self.score(training, model, self.problems, 1, progress)
-        made = model_card.TEACHING.format(
+        made = model_card.TEXTS["teaching"].format(
             command=self.command,
             seconds=training.seconds,
             machine=model_card.machine(model.model.embed_tokens.weight.device),
