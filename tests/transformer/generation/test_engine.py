@@ -123,16 +123,6 @@ def test_padding_is_not_penalised(tokenizer, prompt, expected):
     assert padded.tokens == expected
 
 
-def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
-    sampling = Sampling(temperature=1.2, top_p=0.9)
-    options = {"max_tokens": 20, "sampling": sampling, "eos": (END, *range(0, 256, 8))}
-    together, _ = generate(model, tokenizer, PROMPTS, generators=row_generators(5, 4), **options)
-    for row, prompt in enumerate(PROMPTS):
-        own = row_generators(5, 1, first=row)
-        [alone], _ = generate(model, tokenizer, [prompt], generators=own, **options)
-        assert alone == together[row]
-
-
 def test_samples_share_the_prefill_and_nothing_else(model, tokenizer):
     """As if every prompt were given several times; it is read once."""
     sampling = Sampling(temperature=0.7, repetition_penalty=1.3)

