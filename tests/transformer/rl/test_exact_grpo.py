@@ -10,10 +10,10 @@ import torch
 import flash_versions
 from tests.helpers.models.tiny_grpo import CPU, SLOPPY, make_trainer
 from tests.transformer.model.test_exact import tiny
+from tests.transformer.rl.test_rollout import by_hand
 from transformer.generation.batch import prefill
 from transformer.generation.chat import Tokenizer
 from transformer.generation.engine import EngineOptions, generate
-from transformer.generation.row import Completion
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
 from transformer.model.exact import attention_of
@@ -22,27 +22,18 @@ from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
     UNIT,
-    Rollout,
     collate,
     collate_shared,
     completion_logprobs,
     next_start,
 )
-from transformer.tasks.task import Problem
 
 ZERO = ("gap", "gap_max", "sampler_kl")
 
 
 def said(prompt, *answers):
     """The rollouts of a group with these answers."""
-    problem = Problem(None, (), "")
-    scores = [[-0.5] * len(answer) for answer in answers]
-    return [
-        Rollout(
-            problem, prompt, Completion("", answer, "stop", len(prompt), logprobs), 0.0, 0.0, 0.0
-        )
-        for answer, logprobs in zip(answers, scores)
-    ]
+    return [by_hand(prompt, answer) for answer in answers]
 
 
 def drawn(seed, groups=3, longest=40, answer=20):
@@ -121,13 +112,9 @@ def test_log_probabilities_are_those_of_rows(exact):
     for seed in range(8):
         rollouts = drawn(seed, longest=300 if seed % 2 else 40)
         rows, shared = collate(rollouts, CPU), collate_shared(rollouts, CPU, exact)
-
-        def forward(tokens, wanted, branches=None):
-            return model(tokens, wanted=wanted, branches=branches)
-
         big = replace(model.config, max_positions=4096)
         model.config = model.model.config = big
-        ours, theirs = (completion_logprobs(forward, x, banned, 0.8) for x in (shared, rows))
+        ours, theirs = (completion_logprobs(model, x, banned, 0.8) for x in (shared, rows))
         assert shared.mask.equal(rows.mask) and shared.sampler.equal(rows.sampler)
         if exact:
             assert ours[0].equal(theirs[0]) and ours[1].equal(theirs[1])
@@ -138,12 +125,8 @@ def test_kernels_see_branches_as_rows():
     """Those of FA2, simulated: a branch behind a prompt of more than a block."""
     model, rollouts = tiny(attention=attention_of("fa2", True)), said([7] * 140, [1] * 9, [2] * 5)
     model.config = model.model.config = replace(model.config, max_positions=4096)
-
-    def forward(tokens, wanted, branches=None):
-        return model(tokens, wanted=wanted, branches=branches)
-
     batches = (collate_shared(rollouts, CPU, exact=True), collate(rollouts, CPU))
-    ours, theirs = (completion_logprobs(forward, batch, (), 1.0)[0] for batch in batches)
+    ours, theirs = (completion_logprobs(model, batch, (), 1.0)[0] for batch in batches)
     assert batches[0].tokens.shape[0] == 1 and ours.equal(theirs)
 
 
@@ -158,13 +141,7 @@ def test_gradients_are_those_of_rows_in_fp64():
 
     def gradient(dtype, put):
         model = tiny("torch", attend, dtype).requires_grad_(True)
-        batch = put(rollouts, CPU)
-        logprobs, _ = completion_logprobs(
-            lambda x, wanted, branches=None: model(x, wanted=wanted, branches=branches),
-            batch,
-            (),
-            1.0,
-        )
+        logprobs, _ = completion_logprobs(model, put(rollouts, CPU), (), 1.0)
         loss = (logprobs * weights.to(dtype)).sum()
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters())]

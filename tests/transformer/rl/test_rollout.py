@@ -52,14 +52,7 @@ def trained_logprobs(policy, rollouts, temperature=1.0):
     """(B, T) log-probabilities and entropies by the trainer's forward pass, and the batch."""
     batch = collate(rollouts, CPU)
     with torch.no_grad():
-        return *logprobs_of(policy, batch, temperature), batch
-
-
-def logprobs_of(policy, batch, temperature=1.0):
-    def forward(tokens, wanted):
-        return policy.model(tokens, wanted=wanted)
-
-    return completion_logprobs(forward, batch, policy.banned, temperature)
+        return *completion_logprobs(policy.model, batch, policy.banned, temperature), batch
 
 
 # --- one distribution
@@ -111,7 +104,7 @@ def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
     logprobs, _, batch = trained_logprobs(policy, rollouts, 1.0)
     torch.testing.assert_close(logprobs, batch.sampler, rtol=0, atol=1e-5)
     parameter = policy.model.lm_head.weight
-    loss, _ = logprobs_of(policy, batch)
+    loss, _ = completion_logprobs(policy.model, batch, policy.banned, 1.0)
     [gradient] = torch.autograd.grad(loss.sum(), parameter)
     assert (gradient[list(policy.banned)] == 0).all()
     assert (gradient[list(LETTERS)] != 0).any(1).all()
