@@ -103,26 +103,6 @@ def test_wrong_requests_are_one_sentence(grpo_command, tempted, tmp_path, given)
         assert '"step"' not in metrics.read_text()
 
 
-def test_a_reward_that_fails_later_stops_before_the_update(tempted, tmp_path, monkeypatch):
-    """The first completion of the second step."""
-    trainer = make_trainer(tempted, steps=4, eval_every=0)
-    run = Run(tmp_path / "run", trainer.settings)
-    judge = trainer.source.task.reward
-
-    def reward(completion, *arguments):
-        if trainer.step == 1:
-            weights.extend(p.detach().clone() for p in trainer.policy.model.parameters())
-            raise RuntimeError("the verifier is asleep")
-        return judge(completion, *arguments)
-
-    weights: list[torch.Tensor] = []
-    monkeypatch.setattr(trainer.source.task, "reward", reward)
-    with pytest.raises(ValueError, match="raised RuntimeError.*the verifier is asleep"):
-        grpo.train(trainer, run)
-    assert trainer.step == 1
-    assert all(map(torch.equal, trainer.policy.model.parameters(), weights))
-
-
 def test_a_folder_that_is_no_run_is_left_alone(grpo_command, tempted, tmp_path):
     (tmp_path / "thesis.txt").write_text("years")
     code, err = grpo_command(*options(tempted), "--out", tmp_path)
