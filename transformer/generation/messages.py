@@ -97,7 +97,12 @@ def check_complete(
 def texts(message: Message) -> list[str]:
     """What a message says: its content, thoughts that are apart from it, names of its calls."""
     found: list[str] = []
-    edited(message, lambda text: found.append(text) or text, ("content", *THOUGHTS))
+
+    def keep(text: str) -> str:
+        found.append(text)
+        return text
+
+    edited(message, keep, ("content", *THOUGHTS))
     return found
 
 
