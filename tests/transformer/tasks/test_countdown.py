@@ -7,8 +7,6 @@ import statistics
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from transformer.tasks.countdown import Countdown, evaluate, ways
 from transformer.tasks.task import Marks, worked
@@ -106,30 +104,6 @@ def test_no_reward_for(answer):
 )
 def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
     assert not TASK.right(answer, numbers, target)
-
-
-expressions = st.recursive(
-    st.integers(0, 60).map(lambda number: (str(number), [number])),
-    lambda parts: st.builds(
-        lambda a, sign, b, brackets: (
-            f"({a[0]}{sign}{b[0]})" if brackets else f"{a[0]}{sign}{b[0]}",
-            a[1] + b[1],
-        ),
-        parts,
-        st.sampled_from(["+", "-", "*", " - ", "* "]),
-        parts,
-        st.booleans(),
-    ),
-    max_leaves=8,
-)
-
-
-@given(expressions)
-@settings(deadline=None, max_examples=150)
-def test_expressions_come_to_what_python_says(expression):
-    text, numbers = expression
-    if len(text) > 1:
-        assert evaluate(text) == (eval(text), numbers)
 
 
 # The teacher.
