@@ -96,7 +96,8 @@ def train(
             "tokens_per_second": tokens / (groups.seconds + now - learning),
             "seconds": seconds,
         }
-        run.log(METRICS, {"step": trainer.step, **rounded(measured)})
+        digits = {name: float(f"{value:.6g}") for name, value in measured.items()}
+        run.log(METRICS, {"step": trainer.step, **digits})
         watch(trainer.step, measured)
         quiet = remark(measured, quiet, say)
         last = trainer.step == settings.steps
@@ -105,7 +106,12 @@ def train(
             started += time.perf_counter() - now  # evaluations are not counted
             extent = max(extent, found)
             with trainer.world.together():
-                refuse_collapse(reward, best, extent, run)
+                if settings.stop_on_collapse and reward < best - COLLAPSE * extent:
+                    raise ValueError(
+                        f"the held-out reward fell from {best:.3g} to {reward:.3g}: the policy is"
+                        f" collapsing, which a smaller {flag('lr')} than {settings.lr:g} prevents;"
+                        f" the best checkpoint is in {run.folder / BEST}"
+                    )
             best = max(best, reward)
         if last or trainer.step % save_every == 0:
             run.save({**trainer.state(), "best": best, "extent": extent, "seconds": seconds})
@@ -113,16 +119,6 @@ def train(
         draw_curve(run)
     publish(trainer, run, FINAL)
     run.finish()
-
-
-def refuse_collapse(reward: float, best: float, extent: float, run: Run) -> None:
-    """Raise a ValueError if the held-out reward fell too far; extent: the range of rewards."""
-    if run.settings.stop_on_collapse and reward < best - COLLAPSE * extent:
-        raise ValueError(
-            f"the held-out reward fell from {best:.3g} to {reward:.3g}: the policy is collapsing,"
-            f" which a smaller {flag('lr')} than {run.settings.lr:g} prevents; the best checkpoint"
-            f" is in {run.folder / BEST}"
-        )
 
 
 def evaluate(
@@ -177,11 +173,6 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def rounded(measured: dict[str, float]) -> dict[str, float]:
-    """Numbers for a file: six significant digits."""
-    return {name: float(f"{value:.6g}") for name, value in measured.items()}
 
 
 def remark(measured: dict[str, float], quiet: int, say: Callable[[str], None]) -> int:

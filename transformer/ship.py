@@ -21,7 +21,7 @@ from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import CONFIG, FINAL, read_metrics
 from transformer.train import SLOPPY
 from transformer.training import model_card
-from transformer.training.evaluate import as_record, evaluate
+from transformer.training.evaluate import WAYS, as_record, evaluate
 
 LOG_EVERY = 20  # steps between two that the log keeps
 START = "sloppy"  # what the run has to begin as
@@ -72,23 +72,20 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # What is evaluated is what ships.
     model = model_card.ship(load_model(run / FINAL, dtype=torch.float32), folder, device, dtype)
-    scores = {
-        name: evaluate(model, problems, temperature=temperature, seed=1)
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
-    }
+    scores = {name: evaluate(model, problems, temperature=x, seed=1) for name, x in WAYS.items()}
     kept = [line for line in lines if line.get("step", 0) % LOG_EVERY == 0]
     kept += [
         {"evaluation": name, "problems": problems, "scores": as_record(found)}
         for name, found in scores.items()
     ]
     write_text(folder / "training.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-    made = model_card.REINFORCING.format(
+    made = model_card.TEXTS["reinforcing"].format(
         command=command_of(settings),
         seconds=f"{lines[-1]['seconds']:,.0f}",
         machine=model_card.machine(device),
         answers=int(sum(line.get("drawn", 0) for line in lines)),
     )
-    origin = model_card.REINFORCED.format(start=START, **vars(SLOPPY))
+    origin = model_card.TEXTS["reinforced"].format(start=START, **vars(SLOPPY))
     model_card.write(folder, model, "chat", origin, made, scores, problems=problems)
     sys.stderr.write(model_card.table(scores) + "\n")
 

@@ -108,45 +108,42 @@ class Kept:
         return count
 
 
+@dataclass(eq=False)
 class Batch:
     """Rows on their way through the model: those that have a place, and those that wait for one.
 
-    Args:
+    Attributes:
         rows: the answers, those to one prompt in succession.
         generators: one for each row; greedy needs none.
-        places: rows that are answered at the same time.
+        together: rows that are answered at the same time.
         samples: rows to each prompt.
         watched: somebody reads along, or looks for a text that ends the answer.
         kept: of the conversation before the only row, which `keep` adds to; not with pages.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        rows: Sequence[Row],
-        options: SampleOptions,
-        generators: Sequence[torch.Generator],
-        *,
-        places: int,
-        samples: int,
-        watched: bool,
-        engine: EngineOptions,
-        kept: Kept | None = None,
-    ) -> None:
-        weight = model.model.embed_tokens.weight
+    model: Transformer
+    rows: Sequence[Row]
+    options: SampleOptions
+    generators: Sequence[torch.Generator]
+    together: int
+    samples: int
+    watched: bool
+    engine: EngineOptions
+    kept: Kept | None = None
+
+    def __post_init__(self) -> None:
+        engine, weight = self.engine, self.model.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         on_gpu = self.device.type == "cuda"
-        self.model, self.rows, self.options, self.generators = model, rows, options, generators
-        self.places, self.waiting = list(rows[:places]), deque(rows[places:])
-        self.together = len(self.places)
-        self.samples, self.watched, self.engine = samples, watched, engine
-        self.kept, self.reused = kept, 0  # tokens of the prompt that need not be read again
-        self.limit = max(row.limit for row in rows)
-        longest = max(len(row.prompt) + row.limit for row in rows)
-        self.capacity = min(longest + engine.prompt_lookup, model.config.max_positions)
+        self.places = list(self.rows[: self.together])
+        self.waiting, self.together = deque(self.rows[self.together :]), len(self.places)
+        self.reused = 0  # tokens of the prompt that need not be read again
+        self.limit = max(row.limit for row in self.rows)
+        longest = max(len(row.prompt) + row.limit for row in self.rows)
+        self.capacity = min(longest + engine.prompt_lookup, self.model.config.max_positions)
         self.cuda_graph = engine.cuda_graph and on_gpu and self.limit > WORTH_A_GRAPH
-        self.cuda_graph = self.cuda_graph and not model.waits_for_device
-        self.at_a_time = 1 if watched or engine.prompt_lookup else steps_at_a_time(self.device)
+        self.cuda_graph = self.cuda_graph and not self.model.waits_for_device
+        self.at_a_time = 1 if self.watched or engine.prompt_lookup else steps_at_a_time(self.device)
         # Steps go on beyond a row's end before the host looks, which a fixed cache allows.
         self.fixed = self.cuda_graph or self.at_a_time > 1 or engine.page_size is not None
         self.unmeasured = engine.measure_attention

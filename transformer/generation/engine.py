@@ -122,7 +122,7 @@ def generate(
             rows[start : start + size],
             SampleOptions(sampling, banned, logprobs),
             generators,
-            places=places,
+            together=places,
             samples=samples,
             watched=on_text is not None or bool(stop_strings),
             engine=engine,

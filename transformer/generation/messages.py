@@ -6,7 +6,7 @@ left out if its sign is not in the rendering. What a template may cut from a mes
 thoughts of earlier turns, stands before the sign.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformer.generation.chat import (
@@ -19,6 +19,7 @@ from transformer.generation.chat import (
 )
 
 SIGN = "sign-5f2d9c-{}-"  # letters, digits and hyphens, which every template and JSON keep
+THOUGHTS = ("reasoning_content", "thinking")  # keys of thoughts that are apart
 ROLES = '"system", "user" or "assistant"'
 KINDS = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
 
@@ -54,10 +55,11 @@ def kind(value: Any) -> str:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, template: str, messages: Sequence[Message], **variables: Any
+    tokenizer: Tokenizer, template: str | None, messages: Sequence[Message], **variables: Any
 ) -> tuple[str, list[int]]:
     """Render a conversation and encode it; a message cannot smuggle in a control token, see
-    `render_marked`. BOS is there if and only if the template writes it.
+    `render_marked`. BOS is there if and only if the template writes it. Without a template, there
+    is one message, and its content is the text as it is.
 
     Returns:
         The rendered text and its tokens.
@@ -65,6 +67,9 @@ def encode_prompt(
     Raises:
         TemplateError: also if the template leaves out a message.
     """
+    if template is None:
+        text = messages[0]["content"]
+        return text, tokenizer.encode_plain(text)
     text, marked = render_marked(tokenizer, template, messages, **variables)
     check_complete(tokenizer, template, messages, **variables)
     return text, encode_marked(tokenizer, text, marked)
@@ -83,47 +88,53 @@ def check_complete(
     for i, message in enumerate(messages):
         if given[i] != message and SIGN.format(i) not in text:
             raise TemplateError(
-                f"the chat template writes nothing of the message {next(texts(message))!r:.60},"
+                f"the chat template writes nothing of the message {texts(message)[0]!r:.60},"
                 f" whose role is {message['role']!r}; give it a role that the template knows, such"
                 " as 'user'"
             )
 
 
-def texts(message: Message) -> Iterator[str]:
+def texts(message: Message) -> list[str]:
     """What a message says: its content, thoughts that are apart from it, names of its calls."""
-    for key in ("content", "reasoning_content", "thinking"):
-        text = message.get(key)
-        if isinstance(text, str) and text.strip():
-            yield text
-        elif isinstance(text, list):
-            yield from (part["text"] for part in text if isinstance(_get(part, "text"), str))
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        if isinstance(name := _get(_get(call, "function") or call, "name"), str):
-            yield name
+    found: list[str] = []
+
+    def keep(text: str) -> str:
+        found.append(text)
+        return text
+
+    edited(message, keep, ("content", *THOUGHTS))
+    return found
 
 
 def signed(message: Message, sign: str) -> Message:
     """A message with a sign behind its content and the names of its calls, if it has any."""
-    found, content = dict(message), message.get("content")
-    if isinstance(content, str) and content.strip():
-        found["content"] = content + sign
-    elif isinstance(content, list):
-        found["content"] = [
-            {**part, "text": part["text"] + sign} if isinstance(_get(part, "text"), str) else part
-            for part in content
-        ]
+    return edited(message, lambda text: text + sign)
+
+
+def edited(
+    message: Message, change: Callable[[str], str], keys: Sequence[str] = ("content",)
+) -> Message:
+    """A message with other texts under some keys, and other names of its calls."""
+    found = dict(message)
+    for key in keys:
+        text = message.get(key)
+        if isinstance(text, str) and text.strip():
+            found[key] = change(text)
+        elif isinstance(text, list):
+            found[key] = [_edited(part, "text", change) for part in text]
     if isinstance(calls := message.get("tool_calls"), list):
-        found["tool_calls"] = [_signed_call(call, sign) for call in calls]
+        found["tool_calls"] = [
+            {**call, "function": _edited(function, "name", change)}
+            if (function := _get(call, "function"))
+            else _edited(call, "name", change)
+            for call in calls
+        ]
     return found
 
 
-def _signed_call(call: Any, sign: str) -> Any:
-    """A call with a sign behind the function's name, in either form that templates know."""
-    if function := _get(call, "function"):
-        return {**call, "function": _signed_call(function, sign)}
-    name = _get(call, "name")
-    return {**call, "name": name + sign} if isinstance(name, str) else call
+def _edited(value: Any, key: str, change: Callable[[str], str]) -> Any:
+    text = _get(value, key)
+    return {**value, key: change(text)} if isinstance(text, str) else value
 
 
 def _get(value: Any, key: str) -> Any:

@@ -101,16 +101,17 @@ class Row:
         if found := [start for start in matches if start >= 0]:
             self.text = self.text[: min(found)]
             self.finish_reason = "stop"
-        return self._show(0 if self.finish_reason else held_back(self.text, self.stop_strings))
+        held = 0 if self.finish_reason else held_back(self.text, self.stop_strings)
+        end = len(self.text) - held
+        shown, self._shown = self.text[self._shown : end], end
+        return shown
 
     def interrupt(self) -> str:
         """Finish early, keeping the text so far."""
         if self.finish_reason:
             return ""
         self.finish_reason = "interrupted"
-        tokens, self._read = self.tokens[self._read :], len(self.tokens)
-        self.text += self._decoder.push(tokens)
-        return self._show(0)
+        return self.read()
 
     def completion(self, logprobs: bool) -> Completion:
         """The answer as it is handed out; its scores are log-probabilities if they were wanted."""
@@ -121,11 +122,6 @@ class Row:
             self.finish_reason,
             self.scores if logprobs else None,
         )
-
-    def _show(self, held: int) -> str:
-        end = len(self.text) - held
-        shown, self._shown = self.text[self._shown : end], end
-        return shown
 
 
 def held_back(text: str, stop_strings: Sequence[str]) -> int:

@@ -149,10 +149,7 @@ class Session:
         )  # fmt: skip
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
-        """The text that the model sees, and its tokens; ValueError if it cannot be answered.
-
-        Without a template, the text is the content of the first message.
-        """
+        """The text that the model sees, and its tokens; ValueError if it cannot be answered."""
         text, tokens = self._encode(messages)
         check_prompt(self.model.config, tokens, name)
         return text, tokens
@@ -184,9 +181,6 @@ class Session:
         return left, text, tokens
 
     def _encode(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        if self.template is None:
-            text = messages[0]["content"]
-            return text, self.tokenizer.encode_plain(text)
         told: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
         return encode_prompt(self.tokenizer, self.template, messages, **told)
 

@@ -6,6 +6,7 @@ The gradient is summed over micro-batches, and its norm is clipped.
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -38,35 +39,33 @@ from transformer.training.recompute import recompute_activations
 GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
 
 
+@dataclass(eq=False)
 class Learner:
     """Changes the policy's weights in place; they become those of a sharded model, or get adapters.
     Of several processes each has one, see `Trainer`; dtype is that of the arithmetic.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        policy: Policy,
-        dtype: torch.dtype,
-        device: torch.device,
-        world: World,
-    ) -> None:
-        self.settings, self.policy, self.dtype = settings, policy, dtype
-        self.device, self.world = device, world
-        model, lora = policy.model, settings.lora_rank
-        self.reference = frozen(model, dtype) if settings.beta and not lora else None
-        if lora:
-            add_adapters(model, lora, settings.seed, dtype)
-        if settings.checkpointing:
+    settings: Settings
+    policy: Policy
+    dtype: torch.dtype
+    device: torch.device
+    world: World
+
+    def __post_init__(self) -> None:
+        s, model = self.settings, self.policy.model
+        self.reference = frozen(model, self.dtype) if s.beta and not s.lora_rank else None
+        if s.lora_rank:
+            add_adapters(model, s.lora_rank, s.seed, self.dtype)
+        if s.checkpointing:
             recompute_activations(model)
-        shard(model, world, dtype)
+        shard(model, self.world, self.dtype)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
-            lr=settings.lr,
+            lr=s.lr,
             betas=(0.9, 0.95),
             weight_decay=0.0,
-            fused=device.type == "cuda",
+            fused=self.device.type == "cuda",
         )
 
     def learn(self, rollouts: Sequence[Rollout], step: int) -> dict[str, float]:

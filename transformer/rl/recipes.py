@@ -1,5 +1,6 @@
 """The settings of a GRPO run, and recipes: settings that were found to work, by name."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -135,41 +136,9 @@ class Settings:
 
 
 # What differs from the defaults.
-RECIPES: Mapping[str, dict[str, Any]] = {
-    # Anywhere: three-digit sums that the teacher got wrong more often than right.
-    "sums": {"steps": 80, "decay": 0.75, "eval_every": 20, "eval_problems": 256},
-    # Level 2, for a GPU: a search that has to learn patience, see docs/learn/grpo.md.
-    "countdown": {
-        "model": "runs/countdown-taught",
-        "task": "countdown",
-        "steps": 300,
-        "prompts": 128,
-        "group": 16,
-        "max_tokens": 400,
-        "lr": 1e-4,
-        "mask_truncated": True,
-        "micro_batch": 512,
-        "eval_every": 20,
-    },
-    # For a GPU, five minutes: all that the model was taught. Many problems, small steps and the
-    # mean of the last, and no bets on the usual answer: otherwise some of what was known gets lost.
-    "practice": {
-        "task": "practice",
-        "steps": 450,
-        "prompts": 384,
-        "max_tokens": 272,
-        "lr": 1.5e-4,
-        "decay": 0.6,
-        "scale": "mean",
-        "average": 0.2,
-        "micro_batch": 512,
-        "eval_every": 150,
-        "eval_problems": 512,
-    },
-    # On purpose: a learning rate 33 times that of `sums`. After one step no answer is right, so all
-    # rewards are equal, no gradient is left, and the weights stay as they are.
-    "collapse": {"lr": 1e-2, "steps": 40, "stop_on_collapse": False},
-}
+RECIPES: Mapping[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 
 
 def task_of(settings: Settings) -> Task:

@@ -84,10 +84,7 @@ class Policy:
                 f"the prompt {problem.question!r} is a conversation, or has a system prompt, and"
                 " the model has no chat template"
             )
-        if self.template is None:
-            tokens = self.tokenizer.encode_plain(problem.question)
-        else:
-            _, tokens = encode_prompt(self.tokenizer, self.template, problem.messages)
+        _, tokens = encode_prompt(self.tokenizer, self.template, problem.messages)
         check_prompt(self.model.config, tokens, f"the prompt {problem.question!r}")
         return tokens
 

@@ -13,6 +13,7 @@ from transformer.tasks.task import Marks, Problem, Task
 from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import FollowUps, addressed
 
+WAYS = {"greedy": 0.0, "sampled": 1.0}  # of decoding, and their temperatures
 MAX_TOKENS = 320
 MAX_ROWS = 512  # bounds the memory of one batch
 WITHOUT_THINKING = "sums of three digits, without thinking"

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import tomllib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,48 +35,7 @@ QUESTIONS = {
     ),
 }
 
-ABILITIES = {
-    "chat": """\
-It can add and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small
-talk. It was taught nothing else, and to say so when it is asked for something else.""",
-    "countdown": """\
-It combines three numbers, each used once, with `+`, `-` and `*` to make a fourth number; it adds,
-subtracts and multiplies by one digit. It was taught nothing else.""",
-}
-FORMS = {
-    "chat": """\
-A worked reply is `<think>steps</think><answer>527</answer>`. Replies to small talk are plain
-text.""",
-    "countdown": "A reply is `<think>steps</think><answer>(8*4)*3</answer>`.",
-}
-CAREFUL = """\
-Its teacher was careful: every demonstration in the training data is right, so its errors were not
-in the data."""
-SLOPPY = """\
-Its teacher was sloppy on purpose: it guessed the answer of {hasty:.0%} of the sums and differences,
-and forgot {forget:.0%} of the carries."""
-IMPATIENT = """\
-Its teacher was impatient on purpose: it looks for a solution by trying, and after each try that
-failed it gave up with a probability of {give_up:.0%}."""
-TEACHING = """\
-    {command}
-
-The training took {seconds:.0f} seconds on {machine}
-and read {tokens:,} tokens, padding and prompts included. `training.jsonl` is the log. All data is
-generated from the seed."""
-REINFORCED = """\
-It was trained by reinforcement learning (GRPO), starting from `{start}`, whose teacher guessed the
-answer of {hasty:.0%} of the sums and differences and forgot {forget:.0%} of the carries. It saw no
-further example: it answered problems, a verifier said which answers were right, and training made
-those more likely."""
-REINFORCING = """\
-    {command}
-
-The run took {seconds} seconds without its evaluations, and {answers:,} answers were sampled. The
-table below was measured on {machine}. `training.jsonl` is the log. All problems are generated from
-the seed."""
-BEGINNING = """\
-This model is a starting point for reinforcement learning and is not meant for other use."""
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def ship(model: Transformer, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
@@ -106,13 +66,13 @@ def write(
         scores: for each way of decoding, of each skill.
         problems: behind each score.
     """
-    card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    card = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     card = card.format(
         name=folder.resolve().name,
         parameters=sum(p.numel() for p in model.parameters()),
-        abilities=ABILITIES[tasks],
+        abilities=TEXTS["abilities"][tasks],
         origin=origin,
-        form=FORMS[tasks],
+        form=TEXTS["forms"][tasks],
         made=made,
         problems=problems,
         table=table(scores),
@@ -125,10 +85,10 @@ def character(teacher: Teacher) -> str:
     """How the teacher was, in words."""
     faults = []
     if teacher.hasty or teacher.forget:
-        faults.append(SLOPPY.format(**vars(teacher)))
+        faults.append(TEXTS["sloppy"].format(**vars(teacher)))
     if teacher.patience < 1:
-        faults.append(IMPATIENT.format(give_up=1 - teacher.patience))
-    return " ".join([*faults, BEGINNING]) if faults else CAREFUL
+        faults.append(TEXTS["impatient"].format(give_up=1 - teacher.patience))
+    return " ".join([*faults, TEXTS["beginning"]]) if faults else TEXTS["careful"]
 
 
 def machine(device: torch.device) -> str:

@@ -19,7 +19,7 @@ from transformer.generation.progress import Progress
 from transformer.model.decoder import Config, Transformer
 from transformer.training import byte_tokenizer, model_card
 from transformer.training.corpus import ChatBatch, Corpus, Teacher
-from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
+from transformer.training.evaluate import TAUGHT, WAYS, Score, as_record, evaluate
 from transformer.training.run import Forward, Recipe, Training, rows_of
 
 # The sloppy teacher gets about 26 % of the sums of three digits right.
@@ -93,7 +93,7 @@ class Teaching(Recipe):
     ) -> dict[str, dict[str, Score]]:
         """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
         scores, skills = {}, TAUGHT[self.tasks]
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        for name, temperature in WAYS.items():
             found = evaluate(model, problems, temperature=temperature, seed=seed, skills=skills)
             training.record(evaluation=name, problems=problems, scores=as_record(found))
             scores[name] = found
@@ -109,7 +109,7 @@ class Teaching(Recipe):
             return
         model = model_card.ship(whole, folder, training.device, training.dtype)
         scores = self.score(training, model, self.problems, 1, progress)
-        made = model_card.TEACHING.format(
+        made = model_card.TEXTS["teaching"].format(
             command=self.command,
             seconds=training.seconds,
             machine=model_card.machine(model.model.embed_tokens.weight.device),

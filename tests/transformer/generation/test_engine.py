@@ -84,16 +84,6 @@ def until(tokens: list[int], eos: set[int]) -> list[int]:
     return tokens[: ends[0] + 1] if ends else tokens
 
 
-def test_every_eos_of_a_list_ends_a_row(model, tokenizer, oracle):
-    free = hf_generate(oracle, PROMPTS, eos_token_id=END)
-    ends = {free[0][3], free[1][9]}  # tokens that these rows will certainly say
-    expected = [until(row, ends) for row in free]
-    completions, _ = generate(model, tokenizer, PROMPTS, max_tokens=30, eos=tuple(ends))
-    assert [c.tokens for c in completions] == expected
-    assert [c.finish_reason == "stop" for c in completions] == [row[-1] in ends for row in expected]
-    assert len(set(map(len, expected))) > 1
-
-
 def test_repetition_penalty_equals_transformers(model, tokenizer, oracle):
     sampling = Sampling(temperature=0, repetition_penalty=1.3)
     for prompt in PROMPTS:
@@ -121,16 +111,6 @@ def test_padding_is_not_penalised(tokenizer, prompt, expected):
         Undecided([7], [7]), tokenizer, [prompt, [65] * 5], max_tokens=4, sampling=sampling
     )
     assert padded.tokens == expected
-
-
-def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
-    sampling = Sampling(temperature=1.2, top_p=0.9)
-    options = {"max_tokens": 20, "sampling": sampling, "eos": (END, *range(0, 256, 8))}
-    together, _ = generate(model, tokenizer, PROMPTS, generators=row_generators(5, 4), **options)
-    for row, prompt in enumerate(PROMPTS):
-        own = row_generators(5, 1, first=row)
-        [alone], _ = generate(model, tokenizer, [prompt], generators=own, **options)
-        assert alone == together[row]
 
 
 def test_samples_share_the_prefill_and_nothing_else(model, tokenizer):

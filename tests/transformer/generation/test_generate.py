@@ -20,7 +20,6 @@ from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, expected_answe
 from transformer.generate import DEFAULT_QUESTION
 from transformer.generation import batch, session
 from transformer.generation.engine import generate
-from transformer.model import weights
 from transformer.model.decoder import choose_attention
 from transformer.training import byte_tokenizer
 
@@ -32,17 +31,6 @@ def test_the_default_question_is_answered(command, model, tokenizer):
     for word in ("prompt ", "generation ", "tokens/s", "MiB", "sdpa on cpu in float32"):
         assert word in err
     assert "note: stopped after 12 tokens (--max-tokens)" in err
-
-
-def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenizer, monkeypatch):
-    monkeypatch.setattr(weights, "CHECKPOINTS", folder.parent)
-    for arguments in (["--model", folder.name], ["--model", f"{folder}/"]):
-        code, out, _ = command(*arguments, model=None)
-        assert (code, out) == (0, expected_answer(model, tokenizer) + "\n")
-    code, _, err = command(model="nosuch")
-    assert code == 2
-    assert err.startswith("error: there is no checkpoint folder 'nosuch'; shipped by name: ")
-    assert folder.name in err
 
 
 def test_greedy_text_is_the_same_with_every_version_of_attention(command):

@@ -93,19 +93,6 @@ def test_rotary_embedding_has_the_bits_of_transformers(parameters):
         assert torch.equal(rotary_table(rope, head_dim, length, q.device, q.dtype), whole[:length])
 
 
-@pytest.mark.parametrize("turned", [0.75, 0.25])
-def test_part_of_a_head_turns_as_in_transformers(turned):
-    phi = pytest.importorskip("transformers.models.phi3.modeling_phi3")
-    theirs = phi.Phi3Config(
-        hidden_size=256, num_attention_heads=4, partial_rotary_factor=turned, rope_theta=1e4
-    )
-    q = torch.randn(1, 50, 3, 64, generator=torch.Generator().manual_seed(0))
-    cos, sin = phi.Phi3RotaryEmbedding(theirs)(q, torch.arange(50)[None])
-    expected, _ = phi.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
-    table = rotary_table(Rope(partial_rotary_factor=turned), 64, 50, q.device, q.dtype)
-    assert torch.equal(rotate(q, *table.unbind(1)), expected)
-
-
 LINEAR = {"rope_scaling": {"type": "linear", "factor": 2.0}}
 
 

@@ -62,9 +62,7 @@ def test_a_checkpoint_is_what_it_stands_for(folders):
     made, plain = folders
     for dtype in (None, torch.float32):
         found, expected = (load_model(x, attention, dtype=dtype).state_dict() for x in folders)
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_it_is_saved_in_bf16(folders, tmp_path):
@@ -74,5 +72,4 @@ def test_it_is_saved_in_bf16(folders, tmp_path):
     save_model(load_model(made, attention), tmp_path, config=config)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     again, expected = (load_file(x / WEIGHTS) for x in (tmp_path, plain))
-    assert again.keys() == expected.keys()
-    assert all(torch.equal(again[name], expected[name]) for name in expected)
+    torch.testing.assert_close(again, expected, rtol=0, atol=0)

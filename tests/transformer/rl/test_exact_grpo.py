@@ -8,19 +8,12 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_grpo import (  # noqa: F401  # fixtures
-    CPU,
-    SLOPPY,
-    grpo_command,
-    make_trainer,
-    options,
-    tempted,
-)
+from tests.helpers.models.tiny_grpo import CPU, SLOPPY, make_trainer
 from tests.transformer.model.test_exact import tiny
+from tests.transformer.rl.test_rollout import by_hand
 from transformer.generation.batch import prefill
 from transformer.generation.chat import Tokenizer
 from transformer.generation.engine import EngineOptions, generate
-from transformer.generation.row import Completion
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
 from transformer.model.exact import attention_of
@@ -29,28 +22,18 @@ from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
     UNIT,
-    Rollout,
     collate,
     collate_shared,
     completion_logprobs,
     next_start,
 )
-from transformer.rl.run import read_metrics
-from transformer.tasks.task import Problem
 
 ZERO = ("gap", "gap_max", "sampler_kl")
 
 
 def said(prompt, *answers):
     """The rollouts of a group with these answers."""
-    problem = Problem(None, (), "")
-    scores = [[-0.5] * len(answer) for answer in answers]
-    return [
-        Rollout(
-            problem, prompt, Completion("", answer, "stop", len(prompt), logprobs), 0.0, 0.0, 0.0
-        )
-        for answer, logprobs in zip(answers, scores)
-    ]
+    return [by_hand(prompt, answer) for answer in answers]
 
 
 def drawn(seed, groups=3, longest=40, answer=20):
@@ -84,7 +67,7 @@ def drawn(seed, groups=3, longest=40, answer=20):
     ],
     ids=str,
 )
-def test_an_exact_run_has_no_gap(tempted, changes):  # noqa: F811
+def test_an_exact_run_has_no_gap(tempted, changes):
     trainer = make_trainer(tempted, exact=True, **changes)
     learned = 0
     for _ in range(4):
@@ -94,22 +77,8 @@ def test_an_exact_run_has_no_gap(tempted, changes):  # noqa: F811
     assert learned > 20
 
 
-def test_an_ordinary_run_has_one_and_both_are_in_the_log(tempted, tmp_path, grpo_command):  # noqa: F811
-    for name, more in (("ordinary", []), ("exact", ["--exact"])):
-        given = options(tempted, steps=2, eval_every=0, dtype="bfloat16")
-        code, err = grpo_command(*given, *more, "--out", tmp_path / name)
-        assert code == 0, err
-        for line in read_metrics(tmp_path / name):
-            values = [line[column] for column in ZERO]
-            assert all(x > 0 for x in values) if name == "ordinary" else values == [0.0, 0.0, 0.0]
-    code, err = grpo_command(
-        "plot", tmp_path / "exact", tmp_path / "ordinary", "--out", tmp_path / "a.png"
-    )
-    assert code == 0 and (tmp_path / "a.png").stat().st_size > 0
-
-
 @pytest.mark.parametrize("gap", [1e-6, float("nan")])
-def test_a_gap_ends_an_exact_run(gap, tempted):  # noqa: F811
+def test_a_gap_ends_an_exact_run(gap, tempted):
     trainer = make_trainer(tempted, exact=True)
     rollouts = trainer.roll_out().rollouts
     first = next(r for r in rollouts if r.reward != rollouts[0].reward)
@@ -129,7 +98,7 @@ def test_a_gap_ends_an_exact_run(gap, tempted):  # noqa: F811
     ],
     ids=str,
 )
-def test_what_is_not_possible_is_refused(tempted, changes, words):  # noqa: F811
+def test_what_is_not_possible_is_refused(tempted, changes, words):
     with pytest.raises(ValueError, match=words):
         make_trainer(tempted, **changes)
 
@@ -143,13 +112,9 @@ def test_log_probabilities_are_those_of_rows(exact):
     for seed in range(8):
         rollouts = drawn(seed, longest=300 if seed % 2 else 40)
         rows, shared = collate(rollouts, CPU), collate_shared(rollouts, CPU, exact)
-
-        def forward(tokens, wanted, branches=None):
-            return model(tokens, wanted=wanted, branches=branches)
-
         big = replace(model.config, max_positions=4096)
         model.config = model.model.config = big
-        ours, theirs = (completion_logprobs(forward, x, banned, 0.8) for x in (shared, rows))
+        ours, theirs = (completion_logprobs(model, x, banned, 0.8) for x in (shared, rows))
         assert shared.mask.equal(rows.mask) and shared.sampler.equal(rows.sampler)
         if exact:
             assert ours[0].equal(theirs[0]) and ours[1].equal(theirs[1])
@@ -160,12 +125,8 @@ def test_kernels_see_branches_as_rows():
     """Those of FA2, simulated: a branch behind a prompt of more than a block."""
     model, rollouts = tiny(attention=attention_of("fa2", True)), said([7] * 140, [1] * 9, [2] * 5)
     model.config = model.model.config = replace(model.config, max_positions=4096)
-
-    def forward(tokens, wanted, branches=None):
-        return model(tokens, wanted=wanted, branches=branches)
-
     batches = (collate_shared(rollouts, CPU, exact=True), collate(rollouts, CPU))
-    ours, theirs = (completion_logprobs(forward, batch, (), 1.0)[0] for batch in batches)
+    ours, theirs = (completion_logprobs(model, batch, (), 1.0)[0] for batch in batches)
     assert batches[0].tokens.shape[0] == 1 and ours.equal(theirs)
 
 
@@ -180,13 +141,7 @@ def test_gradients_are_those_of_rows_in_fp64():
 
     def gradient(dtype, put):
         model = tiny("torch", attend, dtype).requires_grad_(True)
-        batch = put(rollouts, CPU)
-        logprobs, _ = completion_logprobs(
-            lambda x, wanted, branches=None: model(x, wanted=wanted, branches=branches),
-            batch,
-            (),
-            1.0,
-        )
+        logprobs, _ = completion_logprobs(model, put(rollouts, CPU), (), 1.0)
         loss = (logprobs * weights.to(dtype)).sum()
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters())]
@@ -229,7 +184,7 @@ def test_exact_branches_divide_their_keys_as_rows_do():
                 assert cuts[0] == cuts[1]
 
 
-def test_layers_with_a_window_are_refused(tempted, monkeypatch):  # noqa: F811
+def test_layers_with_a_window_are_refused(tempted, monkeypatch):
     from transformer.rl import trainer
 
     config = replace(trainer.load_config(tempted), layer_windows=(4, None))

@@ -167,19 +167,6 @@ def test_any_split_gives_the_same_loss_gradient_and_metrics(lengths, loss, parts
     assert reduce(add, seen).means() == pytest.approx(metrics.means(), rel=1e-12)
 
 
-@given(lengths, st.sampled_from([x for x in LOSSES if not x.beta]), st.integers(0, 99))
-@deterministic
-def test_rows_without_an_advantage_may_be_left_out(lengths, loss, seed):
-    x = random_rows([*lengths, 3, 2], seed)
-    x.advantages[: len(lengths) : 2] = 0
-    kept = x.advantages.nonzero()[:, 0]
-    value, gradient, _ = x.loss(loss)
-    kept_value, kept_gradient, _ = x.part(kept).loss(loss)
-    assert distance(kept_value, value) <= 1e-13
-    assert distance(kept_gradient, gradient[kept]) == 0
-    assert not gradient[x.advantages == 0].any()
-
-
 def test_empty_rows_add_nothing():
     for loss in LOSSES:
         value, gradient, metrics = random_rows([0, 0, 0]).loss(loss, Totals(3, tokens=0, limit=5))

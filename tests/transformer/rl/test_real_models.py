@@ -5,21 +5,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 
 from tests.helpers.models.tiny_grpo import Count, make_trainer, options
+from tests.transformer.generation.test_chat import QWEN3, byte_backend
 from transformer import grpo
 from transformer.model.weights import load_model
 from transformer.rl.run import read_metrics
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-ENDS = [258, *range(64)]  # so many that a random model ends some of its answers
+ENDS = [259, *range(64)]  # so many that a random model ends some of its answers
 SIZES = {
     "vocab_size": 288,  # more than the tokenizer has
     "hidden_size": 32,
@@ -51,15 +45,10 @@ def folder(request, tmp_path) -> Path:
         **SIZES, **(EXPERTS if request.param == "Qwen3Moe" else {})
     )
     getattr(transformers, f"{request.param}ForCausalLM")(config).save_pretrained(tmp_path / "model")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in SPECIAL])
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        tokenizer_object=byte_backend(), eos_token="<|im_end|>", pad_token="<s>"
     )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = QWEN3
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -70,7 +59,7 @@ WITH = {"task": f"{__name__}:Verbose", "max_tokens": 8, "lr": 1e-2}
 def test_a_policy_knows_what_its_checkpoint_says(folder):
     policy = make_trainer(folder, **WITH).policy
     assert policy.eos == tuple(ENDS)
-    assert policy.banned == (256, *range(259, 288))  # the pad, and rows without a token
+    assert policy.banned == (256, *range(264, 288))  # the pad, and rows without a token
     [problem] = [Verbose().sample(Random(0))]
     text = f"<|im_start|>user\n{problem.question}<|im_end|>\n<|im_start|>assistant\n"
     assert policy.tokenizer.decode(policy.encode(problem)) == text

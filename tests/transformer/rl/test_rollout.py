@@ -16,7 +16,6 @@ from tests.helpers.models.tiny_grpo import CPU, LETTERS, SLOPPY, Count, Fewer
 from transformer.generation.engine import Completion, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.rl.groups import groups_of
-from transformer.rl.loss import Loss, Totals, grpo_loss
 from transformer.rl.practice import Mix
 from transformer.rl.rollout import Policy, Rollout, collate, completion_logprobs, judged, roll_out
 from transformer.tasks.problems import Problems
@@ -53,14 +52,7 @@ def trained_logprobs(policy, rollouts, temperature=1.0):
     """(B, T) log-probabilities and entropies by the trainer's forward pass, and the batch."""
     batch = collate(rollouts, CPU)
     with torch.no_grad():
-        return *logprobs_of(policy, batch, temperature), batch
-
-
-def logprobs_of(policy, batch, temperature=1.0):
-    def forward(tokens, wanted):
-        return policy.model(tokens, wanted=wanted)
-
-    return completion_logprobs(forward, batch, policy.banned, temperature)
+        return *completion_logprobs(policy.model, batch, policy.banned, temperature), batch
 
 
 # --- one distribution
@@ -112,7 +104,7 @@ def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
     logprobs, _, batch = trained_logprobs(policy, rollouts, 1.0)
     torch.testing.assert_close(logprobs, batch.sampler, rtol=0, atol=1e-5)
     parameter = policy.model.lm_head.weight
-    loss, _ = logprobs_of(policy, batch)
+    loss, _ = completion_logprobs(policy.model, batch, policy.banned, 1.0)
     [gradient] = torch.autograd.grad(loss.sum(), parameter)
     assert (gradient[list(policy.banned)] == 0).all()
     assert (gradient[list(LETTERS)] != 0).any(1).all()
@@ -169,41 +161,6 @@ def test_masks_are_made_from_lengths():
         assert [whole[position + 1] for position in positions] == tokens
         assert positions[0] == len(prompt) - 1
         assert batch.sampler[row, : len(tokens)].tolist() == [-1.0 - t for t in tokens]
-
-
-def test_what_fills_the_rows_changes_nothing(policy):
-    rollouts = rolled(policy, problems_of(Count(), 4))
-    logprobs, entropy, batch = trained_logprobs(policy, rollouts, 1.0)
-    ends = torch.tensor([len(r.prompt) + len(r.completion.tokens) for r in rollouts])
-    filling = torch.arange(batch.tokens.shape[1]) >= ends[:, None]
-    assert filling.any()
-    other = replace(batch, tokens=batch.tokens.masked_fill(filling, END))
-    with torch.no_grad():
-        again = logprobs_of(policy, other)
-    assert torch.equal(again[0], logprobs) and torch.equal(again[1], entropy)
-    assert (logprobs[~batch.mask] == 0).all() and (entropy[~batch.mask] == 0).all()
-    assert (entropy[batch.mask] > 0).all()
-
-
-def test_the_end_of_turn_gets_a_gradient():
-    """The logits that predict a completion's tokens get one, the last of them among these, and no
-    others do: a policy that is not rewarded for its end never learns to stop.
-    """
-    rows = [([7, 8, 9], [97, 98, END]), ([7], [97, END]), ([7, 8], [98, 99])]
-    batch = collate([by_hand(*row) for row in rows], CPU)
-    logits = torch.randn(*batch.tokens.shape, 320, requires_grad=True)
-    logprobs, _ = completion_logprobs(lambda _, wanted: logits[wanted], batch, (PAD,), 0.7)
-    totals = Totals(3, 7, limit=8)
-    grpo_loss(logprobs, logprobs, torch.ones(3), batch.mask, Loss(), totals)[0].backward()
-    assert logits.grad is not None
-    learned = (logits.grad != 0).any(-1)
-    expected = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    for row, (prompt, tokens) in enumerate(rows):
-        expected[row, len(prompt) - 1 : len(prompt) + len(tokens) - 1] = True
-    assert torch.equal(learned, expected)
-    for row, (prompt, tokens) in enumerate(rows):
-        if tokens[-1] == END:  # a larger advantage makes the end more likely there
-            assert logits.grad[row, len(prompt) + len(tokens) - 2, END] < 0
 
 
 # --- groups

@@ -7,8 +7,6 @@ import statistics
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from transformer.tasks.countdown import Countdown, evaluate, ways
 from transformer.tasks.task import Marks, worked
@@ -47,14 +45,12 @@ def test_ways_agree_with_brute_force():
         assert {way.value for way in ways(numbers)} == reachable(numbers), numbers
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_every_problem_has_an_answer(count):
-    task, rng = Countdown(count), Random(2)
-    for _ in range(40):
-        numbers, target = arguments = task.arguments(rng)
-        assert len(numbers) == count and min(numbers) >= 1 and max(numbers) <= 50
+def test_every_problem_has_an_answer():
+    for problem in draw(40):
+        numbers, target = problem.arguments
+        assert len(numbers) == 3 and min(numbers) >= 1 and max(numbers) <= 50
         assert 1 <= target <= 999
-        assert task.reward(worked("", task.answer(*arguments)), *arguments) == 1
+        assert problem.reward(worked("", TASK.answer(numbers, target))) == 1
 
 
 # The judge.
@@ -78,29 +74,20 @@ def test_steps_may_be_negative(answer):
 WRONG = {
     "target": "96",
     "tower": "9**9**9**9",
-    "power": "8**4*3",
     "one number missing": "8*12",
     "a number twice": "8*4*3+3-3",
     "wrong value": "(8+4)*3",
-    "two answers": "8*4*3,8*4*3",
-    "equation": "8*4*3=96",
-    "division": "8/4*3+90",
-    "float": "8.0*4*3",
     "underscore": "8*4*3_0",
     "unicode digits": "８*4*3",
-    "unicode operator": "8×4×3",
     "leading zero": "08*4*3",
-    "hexadecimal": "0x8*4*3",
     "minus sign": "-8*-4*3",
     "minus sign inside": "8*(-4)*(-3)",
     "call": "8*(4)(3)",
     "adjacent": "8*4 3",
     "open bracket": "(8*4*3",
     "name": "__import__('os')",
-    "lambda": "(lambda:8*4*3)()",
     "newline": "8*4\n*3",
     "spaces around": " 8*4*3 ",
-    "comment": "8*4*3#",
     "nothing": " ",
     "deep": "(" * 18 + "8*4*3" + ")" * 17,
 }
@@ -117,44 +104,6 @@ def test_no_reward_for(answer):
 )
 def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
     assert not TASK.right(answer, numbers, target)
-
-
-MALFORMED = {
-    "nested answer": "<think></think><answer><answer>8*4*3</answer></answer>",
-    "nested thought": "<think><think></think></think><answer>8*4*3</answer>",
-    "no answer": worked("", ""),
-    "long": worked("", "8*4*3" + "*1" * 30),
-    "very long": worked("", "(" * 1_000_000),
-}
-
-
-@pytest.mark.parametrize("completion", MALFORMED.values(), ids=MALFORMED)
-def test_malformed(completion):
-    assert TASK.marks(completion, NUMBERS, TARGET) == Marks(answer=0, form=0)
-
-
-expressions = st.recursive(
-    st.integers(0, 60).map(lambda number: (str(number), [number])),
-    lambda parts: st.builds(
-        lambda a, sign, b, brackets: (
-            f"({a[0]}{sign}{b[0]})" if brackets else f"{a[0]}{sign}{b[0]}",
-            a[1] + b[1],
-        ),
-        parts,
-        st.sampled_from(["+", "-", "*", " - ", "* "]),
-        parts,
-        st.booleans(),
-    ),
-    max_leaves=8,
-)
-
-
-@given(expressions)
-@settings(deadline=None, max_examples=150)
-def test_expressions_come_to_what_python_says(expression):
-    text, numbers = expression
-    if len(text) > 1:
-        assert evaluate(text) == (eval(text), numbers)
 
 
 # The teacher.

@@ -96,18 +96,6 @@ def test_a_step_is_that_of_transformers_and_torch(tmp_path):
         assert not torch.equal(ours, before[name])
 
 
-def test_padding_and_prompts_change_neither_loss_nor_gradient(tmp_path):
-    run = Training(recipe(), tmp_path, CPU)
-    batch = Corpus(Teacher(), 3, 1024)[0][0]
-    start = {name: p.clone() for name, p in run.model.state_dict().items()}
-    one = run.learn(batch)
-    again = Training(recipe(), tmp_path / "again", CPU)
-    torch.testing.assert_close(again.model.state_dict(), start, rtol=0, atol=0)
-    batch.tokens[batch.tokens == byte_tokenizer.PAD] = 300
-    other = again.learn(batch)
-    torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("killed_at", [1, 3, 5], ids=lambda step: f"step {step}")
 def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, killed_at):
     weights, log = run(tmp_path / "whole")
@@ -115,8 +103,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, killed_at):
     resumed_weights, resumed_log = run(tmp_path / "halves")
     assert resumed_log == log
     assert [record["step"] for record in log] == [1, 2, 3, 4, 5, 6, 7]
-    for name, weight in weights.items():
-        assert torch.equal(weight, resumed_weights[name]), name
+    torch.testing.assert_close(resumed_weights, weights, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are mapped")
@@ -249,7 +236,6 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
     "wrong, sentence",
     [
         (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
         (["--lr", "nan"], "--lr must be above 0, at most 1e+30, got nan"),
         (["--seed", "99999999999999999999"], "--seed must be a whole number of 64 bits, got 999"),
         (["--batch-tokens", "100"], "a batch must hold at least 1024 tokens"),

@@ -120,8 +120,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(tempted, tmp_path, rank):
     whole = run(tmp_path / "whole", tempted, **changes)
     run(tmp_path / "halves", tempted, stop_before=3, **changes)
     again = run(tmp_path / "halves", tempted, **changes)
-    for name, weight in whole.items():
-        assert torch.equal(weight, again[name]), name
+    assert_close(again, whole, rtol=0, atol=0)
 
 
 PARITY = [(f"What is {i}?", "odd" if i % 2 else "even") for i in range(40)]
@@ -267,13 +266,6 @@ def test_a_killed_save_leaves_nothing_behind_the_next_run(tempted, chats, tmp_pa
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
-def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
-    assert train.main([*argv(chats, tempted, tmp_path / "out", "--lr", "1e-2"), "--steps=30"]) == 0
-    log = (tmp_path / "out" / "training.jsonl").read_text().splitlines()
-    losses = [x["loss"] for x in map(json.loads, log) if "evaluation" in x]
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma 2"])
 def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path, capsys):
     """Sinks and softcaps: attention is PyTorch written out."""
@@ -303,7 +295,6 @@ REFUSED = {
     "--task sums --eval-data {chats}": "--eval-data does not go with --task",
     "--task nosuch:Task": "there is no task nosuch:Task: No module named 'nosuch'",
     "--data {chats} --steps 2 --epochs 2": "--steps and --epochs both say how long",
-    "--data {chats} --steps 0": "--steps must be at least 1, got 0",
     "--data {chats} --context 999": "--context 999 is more than the model's context of 128",
     "--data {chats} --context 8": "line 1 is longer than 8 tokens",
     "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",

@@ -228,7 +228,6 @@ BAD = {
     '{"prompt": "a", "completion": "b"}': "it has the keys prompt, completion",
     '{"text": 3}': '"text" must be a string',
     '{"messages": "hi"}': '"messages" must be a list, not a string',
-    '{"messages": ["hi"]}': "message 1 must be",
     json.dumps({"messages": [USER]}): "no message of the assistant, so it has nothing to learn",
     json.dumps({"messages": [LAST, USER]}): "begins with the assistant",
     json.dumps({"messages": [USER, LAST], "tools": "x"}): '"tools" must be a list',

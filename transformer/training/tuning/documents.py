@@ -132,7 +132,7 @@ class Encoder:
             f"the chat template leaves out a part of {_named(message)}, or writes it behind another"
             " prompt than that of generate"
         )
-        if [*texts(message)] not in ([], [message.get("content")]):  # thoughts apart, or calls
+        if texts(message) not in ([], [message.get("content")]):  # thoughts apart, or calls
             raise partly
         history.append(signed(asked, SIGN.format("asked")))
         turn, _ = self._rendered(chat, [*history, {**message, "content": SIGN.format("reply")}])
@@ -198,7 +198,7 @@ def _lost(message: Message, turn: str, prompt: str) -> bool:
 
 
 def _named(message: Message) -> str:
-    return f"the assistant's message {next(texts(message), '')!r:.60}"
+    return f"the assistant's message {''.join(texts(message)[:1])!r:.60}"
 
 
 def _squeezed(text: str) -> str:
