@@ -65,10 +65,14 @@ def test_a_device_is_written_to(writing, full_device):
     assert os.listdir(full_device.parent) == [full_device.name]
 
 
-def test_a_folder_is_left_as_it_is(writing, tmp_path):
+def test_a_folder_and_a_link_to_itself_are_left_as_they_are(writing, tmp_path):
     with pytest.raises(IsADirectoryError):
         writing(tmp_path, "text")
-    assert os.listdir(tmp_path) == []
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="Too many levels of symbolic links: '.*loop'"):
+        writing(loop, "text")
+    assert os.listdir(tmp_path) == ["loop"] and loop.is_symlink()
 
 
 def test_what_was_verified_is_written_where_a_link_leads(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
         raise IsADirectoryError(f"--output {output} is a folder")
     file = regular_file(output)
     if file is None:
-        with open(output, "w", encoding="utf-8") as stream:
+        with writing(output), open(output, "w", encoding="utf-8") as stream:
             return _answer_file(session, arguments, stream)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"the folder of --output {output} does not exist")

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -230,10 +231,20 @@ def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "questions.jsonl"]
 
 
-def test_a_device_is_written_to(command, questions, full_device):
-    code, out, err = command("--input", questions, "--output", full_device)
-    assert (code, out) == (2, "") and "No space left" in err and err.count("\n") == 1
-    assert full_device.is_char_device() and os.listdir(full_device.parent) == [full_device.name]
+@pytest.mark.parametrize("given", [["--input", "{questions}"], ["-p", "Hi"], ["--chat"]], ids=str)
+def test_a_full_device_is_named(given, command, questions, full_device, monkeypatch):
+    given = [x.format(questions=questions) for x in given]
+    if "--input" in given:
+        code, out, err = command(*given, "--output", full_device)
+        assert (code, out, err) == (2, "", f"error: {full_device}: No space left on device\n")
+        assert os.listdir(full_device.parent) == [full_device.name]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    with suppress(OSError), full_device.open("w") as full:  # which flushes what is left
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = command(*given)
+        monkeypatch.undo()
+        assert code == 2 and err.endswith("error: standard output: No space left on device\n")
+    assert full_device.is_char_device()
 
 
 def test_answers_go_where_a_link_leads(command, questions, tmp_path):
