@@ -3,7 +3,7 @@
 A chat template may write nothing of a message, because it does not know its role, and says nothing
 about it. Here the conversation is rendered once more with a sign behind each message: a message is
 left out if its sign is not in the rendering. What a template may cut from a message, such as the
-thoughts of earlier turns, stands before the sign.
+thoughts of earlier turns, stands before the sign. A user's message is between two signs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,17 +76,21 @@ def check_complete(
     """Refuse a conversation that the template can render, but not all of its messages.
 
     Raises:
-        TemplateError: a message is left out.
+        TemplateError: a message is left out, or a part of what the user says.
     """
     given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
     text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
     for i, message in enumerate(messages):
-        if given[i] != message and SIGN.format(i) not in text:
-            raise TemplateError(
-                f"the chat template writes nothing of the message {next(texts(message))!r:.60},"
-                f" whose role is {message['role']!r}; give it a role that the template knows, such"
-                " as 'user'"
-            )
+        asks = message["role"] == "user"  # then it has a sign on either side
+        if given[i] == message or text.count(SIGN.format(i)) > asks:
+            continue
+        said = f"{next(texts(message))!r:.60}"
+        if asks:
+            raise TemplateError(f"the chat template leaves out a part of the user's message {said}")
+        raise TemplateError(
+            f"the chat template writes nothing of the message {said}, whose role is"
+            f" {message['role']!r}; give it a role that the template knows, such as 'user'"
+        )
 
 
 def texts(message: Message) -> Iterator[str]:
@@ -104,14 +108,17 @@ def texts(message: Message) -> Iterator[str]:
 
 
 def signed(message: Message, sign: str) -> Message:
-    """A message with a sign behind its content and the names of its calls, if it has any."""
+    """A message with a sign behind its content and the names of its calls, if it has any; and with
+    one before the content of a user's message.
+    """
     found, content = dict(message), message.get("content")
+    begin = sign if message["role"] == "user" else ""
     if isinstance(content, str) and content.strip():
-        found["content"] = content + sign
+        found["content"] = begin + content + sign
     elif isinstance(content, list):
         found["content"] = [
-            {**part, "text": part["text"] + sign} if isinstance(_get(part, "text"), str) else part
-            for part in content
+            {**x, "text": begin + x["text"] + sign} if isinstance(_get(x, "text"), str) else x
+            for x in content
         ]
     if isinstance(calls := message.get("tool_calls"), list):
         found["tool_calls"] = [_signed_call(call, sign) for call in calls]

@@ -149,12 +149,17 @@ def test_a_system_prompt_that_only_the_prompt_has_is_learned_behind(system):
     assert said_after(encoder, document) == [(prompt, " Bye 🌍</s>")]
 
 
+LAST_PART = CUTTING.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+PART = "a part of the user's message 'H"
 LOST = {
-    "nothing but the thought is opened": (
-        OPENING,
+    "the beginning of a question": (LAST_PART, asked("aa", "H</think>i"), PART),
+    "the end of a question": (
+        CUTTING.replace("m.content }}", "m.content[:1] }}"),
         asked("aa"),
-        "begin the assistant's message 'aa'",
+        PART,
     ),
+    "a question": (CUTTING.replace("{{ m.content }}", ""), asked("aa"), PART),
+    "only the thought is opened": (OPENING, asked("aa"), "begin the assistant's message 'aa'"),
     "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
     "no thought, said so": (OPENING.replace("[A]{{", "[A]</think>{{"), asked("aa"), "in '<think>'"),
 }
