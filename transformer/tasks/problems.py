@@ -89,6 +89,7 @@ class Problems(Task):
     Attributes:
         lines: all of them, those that are held out last.
         terms: of the reward.
+        texts: those of the lines whose answer is no number.
 
     Raises:
         ValueError: a line that is no problem, an answer that the reward cannot judge, fewer than
@@ -117,13 +118,12 @@ class Problems(Task):
         if not trained or not kept:
             raise ValueError(f"{name} has no problems; a line is {FORMAT}")
         self.lines, self._trained = [*trained, *kept], len(trained)
-        self.terms = parse_reward(reward or self._usual_reward())
+        answers = [str(line.fields.get("answer", "")) for line in self.lines]
+        numbers = [as_number(stated(answer)) for answer in answers]
+        self.texts = [x for x, value in zip(self.lines, numbers, strict=True) if value is None]
+        self.terms = parse_reward(reward or ("exact" if self.texts else "number"))
         self._check_answers()
         self._judged: tuple[Any, dict[str, float]] = (None, {})
-
-    def _usual_reward(self) -> str:
-        answers = [str(line.fields.get("answer", "")) for line in self.lines]
-        return "exact" if any(as_number(stated(x)) is None for x in answers) else "number"
 
     def _check_answers(self) -> None:
         for line in self.lines:

@@ -189,6 +189,21 @@ def test_a_bad_line_is_told_before_anything_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_text_among_numbers_is_named(file, tmp_path, grpo_command):
+    """Otherwise one such line decides silently that all answers are compared as texts."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
+    given = ["--data", file, "--out", tmp_path / "taken", "--device", "cpu"]
+    note = (
+        f"note: {file}, line 41 has the answer '7 km', which is no number, so answers are compared"
+    )
+    for text, named in (("7", False), ("7 km", True)):
+        with file.open("a") as lines_of_file:
+            lines_of_file.write(json.dumps({"prompt": "x", "answer": text}) + "\n")
+        assert (note.replace("41", "42") in grpo_command(*given)[1]) == named
+    assert "note: " not in grpo_command(*given, "--reward", "exact")[1]
+
+
 def test_answers_choose_the_verifier():
     assert [*map(str, Problems("a", lines()).terms)] == ["number"]
     with_text = [*lines(), ("line 41", {"prompt": "x", "answer": "seven"})]
