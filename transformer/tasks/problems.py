@@ -8,6 +8,7 @@ A prompt is a text or a conversation that ends with the user's message. Of an an
 what follows counts, and to a verifier `$\\boxed{7}$` is 7. Further keys are for reward functions.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5, sha256
@@ -66,7 +67,8 @@ def _is_message(message: Any) -> bool:
 
 
 def _answer(name: str, answer: Any) -> str:
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+    unreal = isinstance(answer, float) and not math.isfinite(answer)  # as JSON of pandas has it
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or unreal:
         raise ValueError(f"{name}: the answer must be a text or a number, not {answer!r:.40}")
     text = str(answer).rpartition("####")[2].strip()
     if not text:

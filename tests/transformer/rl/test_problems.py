@@ -117,6 +117,10 @@ def broken(completion, problem):
     raise KeyError("no such word")
 
 
+def leaving(completion, problem):
+    raise SystemExit(3)
+
+
 HERE = __name__
 
 
@@ -162,6 +166,7 @@ BAD = {
     '{"prompt": " ", "answer": "1"}': "must end with what the user asks",
     json.dumps({"prompt": [USER, {"role": "assistant", "content": "x"}]}): "must end with what the",
     '{"prompt": "a", "answer": null}': "the answer must be a text or a number, not None",
+    '{"prompt": "a", "answer": NaN}': "the answer must be a text or a number, not nan",
     '{"prompt": "a", "answer": true}': "the answer must be a text or a number, not True",
     '{"prompt": "a", "answer": "so ####"}': "the answer is empty",
     '{"prompt": "a"}': 'has no "answer", which exact needs',
@@ -317,7 +322,8 @@ def test_what_is_no_reward_is_named(name):
 
 
 @pytest.mark.parametrize(
-    "name, words", {"careless": "careless returned 'much'", "broken": "no such"}.items()
+    "name, words",
+    {"careless": "returned 'much'", "broken": "no such", "leaving": r"SystemExit\(3"}.items(),
 )
 def test_a_reward_that_fails_names_the_completion(tempted, file, name, words):
     one = make_trainer(tempted, **own(file, reward=f"{HERE}:{name}"))
