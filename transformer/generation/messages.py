@@ -14,6 +14,7 @@ from transformer.generation.chat import (
     TemplateError,
     Tokenizer,
     encode_marked,
+    reads_variable,
     render_chat,
     render_marked,
 )
@@ -48,6 +49,16 @@ def check_messages(messages: Any) -> None:
             raise ValueError(f'{which}: "content" must be a string, not {kind(content)}')
 
 
+def tools_of(line: Mapping[str, Any]) -> list[Any] | None:
+    """The functions of a line that the template describes to the model; ValueError if it is no list
+    of them. None: there are none.
+    """
+    tools = line.get("tools") or None
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError(f'"tools" must be a list, not {kind(tools)}')
+    return tools
+
+
 def kind(value: Any) -> str:
     """What a JSON value is, for messages."""
     return KINDS.get(type(value), f"{value!r:.40}")
@@ -76,8 +87,10 @@ def check_complete(
     """Refuse a conversation that the template can render, but not all of its messages.
 
     Raises:
-        TemplateError: a message is left out, or a part of what the user says.
+        TemplateError: a message is left out, or a part of what the user says, or the tools.
     """
+    if variables.get("tools") and not reads_variable(template, "tools"):
+        raise TemplateError("the chat template writes nothing of tools; leave them out")
     given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
     text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
     for i, message in enumerate(messages):

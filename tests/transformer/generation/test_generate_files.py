@@ -169,6 +169,12 @@ def test_what_the_chat_template_leaves_out_is_named(command, folder, tmp_path):
     assert f"{path}, line 1: the chat template writes nothing of the message 'Hi', whose" in err
     code, _, err = command("-p", "Hi", "--system-prompt", "Be kind.", model=own)
     assert code == 2 and "nothing of the message 'Be kind.', whose role is 'system'" in err
+    path.write_text('{"prompt": "Hi", "tools": [{"name": "add"}]}\n')
+    code, _, err = command("--input", path, model=own)
+    assert code == 2 and "line 1: the chat template writes nothing of tools" in err
+    (own / "chat_template.jinja").write_text(template + "{{ tools[0].name }}")
+    code, _, err = command("--input", path, "--show-prompt", model=own)
+    assert code == 0 and err.startswith("Hiadd\n")
 
 
 def _as_list(lines):
