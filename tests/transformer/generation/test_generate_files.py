@@ -141,8 +141,6 @@ def test_answers_of_different_runs_are_not_mixed(
         ('{"prompt": "x", "messages": []}', 'line 2 has both "prompt" and "messages"'),
         ('{"prompt": "x", "text": "y"}', 'line 2 has a field "text", which is the name of a field'),
         ('{"prompt": 3}', 'line 2: "prompt" must be a string'),
-        ('{"messages": "x"}', 'line 2: "messages" must be a list'),
-        ('{"messages": ["x"]}', "line 2: message 1 must be {"),
         ('{"messages": [{"content": "x"}]}', 'line 2: message 1 has no "role"'),
         ('{"messages": [{"role": "user"}]}', 'message 1: "content" must be a string, not null'),
         ('{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "must be a string, not a"),

@@ -13,7 +13,6 @@ import pytest
         (["--temp", "nan"], "temperature must be 0 (greedy) or between"),
         (["--top-p", "0"], "top_p must be above 0"),
         (["-m", "0"], "--max-tokens must be at least 1, got 0"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--page-size", "16"], "--page-size needs --cache paged"),
         (["--cache", "paged"], "version 'sdpa': block_table is not possible"),
         (["--page-size", "99999999999", "--cache", "paged"], "--page-size must be below 2^31"),

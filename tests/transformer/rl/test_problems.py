@@ -24,13 +24,8 @@ RIGHT_NUMBERS = [
     "<answer> 72.0 </answer>",
     "So \\boxed{72}.",
     "First 9, then 8.\n#### 72",
-    "It costs $72.",
-    "In the end 72%",
-    "It is 144/2",
     "<think>perhaps 3</think>72",
     "3</think>It is 72",  # a template opened the thought
-    "not 71, but 72",
-    "It is 7.2e1.",
     r"<answer>\boxed{72}</answer>",
     r"<answer>It is $\boxed{72}$.</answer>",
     r"\boxed{<answer>72</answer>}",
@@ -50,11 +45,8 @@ RIGHT_NUMBERS = [
 ]
 WRONG_NUMBERS = [
     "",
-    "seventy-two",
     "71",
     "-72",
-    "720",
-    "7 2",
     "72 or 73",
     "\\boxed{71} 72",
     "<answer>71</answer> 72",
@@ -64,8 +56,6 @@ WRONG_NUMBERS = [
     "<think>72</think>",
     "<think>3</think>71<think>72</think>",
     "0" * 200 + "72",  # too long for a number, and its end is none
-    ".72",
-    "72e1",
 ]
 
 
@@ -194,23 +184,17 @@ def test_a_bad_line_is_told_before_anything_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_among_numbers_is_named(file, tmp_path, grpo_command):
+def test_a_text_among_numbers_is_named(file, grpo_command):
     """Otherwise one such line decides silently that all answers are compared as texts."""
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken/file").touch()
-    given = ["--data", file, "--out", tmp_path / "taken", "--device", "cpu"]
-    note = (
-        f"note: {file}, line 41 has the answer '7 km', which is no number, so answers are compared"
-    )
-    for text, named in (("7", False), ("7 km", True)):
-        with file.open("a") as lines_of_file:
-            lines_of_file.write(json.dumps({"prompt": "x", "answer": text}) + "\n")
-        assert (note.replace("41", "42") in grpo_command(*given)[1]) == named
+    given = ["--data", file, "--out", file.parent, "--device", "cpu"]  # which holds no run
+    assert "note: " not in grpo_command(*given)[1]
+    file.write_text(file.read_text() + '{"prompt": "x", "answer": "7 km"}\n')
+    note = f"note: {file}, line 41 has the answer '7 km', which is no number, so answers are"
+    assert note in grpo_command(*given)[1]
     assert "note: " not in grpo_command(*given, "--reward", "exact")[1]
 
 
 def test_answers_choose_the_verifier():
-    assert [*map(str, Problems("a", lines()).terms)] == ["number"]
     with_text = [*lines(), ("line 41", {"prompt": "x", "answer": "seven"})]
     assert [*map(str, Problems("a", with_text).terms)] == ["exact"]
     with pytest.raises(
@@ -335,7 +319,6 @@ REFUSED = {
     "--reward number": "--reward needs --data; a task of your own has a method `reward`",
     "--eval-data x.jsonl": "--eval-data needs --data",
     "--data {file} --task sums": "--data and the task sums are two kinds of problems",
-    "--data {file} --recipe countdown": "--data and the task countdown are two kinds of problems",
     "--data {file} --reward nosuch": "no reward is called 'nosuch'",
     "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
     "--data {file} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
