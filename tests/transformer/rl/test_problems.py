@@ -18,6 +18,7 @@ from transformer.tasks.problems import Problems, read_line
 from transformer.tasks.verifiers import as_reward, exact, number, parse_reward
 
 ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
+ANSWERS += [r"\boxed {72}", r"\fbox{72}", "__72__", "_72_", "<Answer>72</ANSWER>", "#### __72__."]
 RIGHT_NUMBERS = [
     "72",
     "<think>9*8</think><answer>72</answer>",
@@ -90,6 +91,7 @@ def test_exact_texts():
     right += ["**New York**", "<answer>*New York*.</answer>", r"\boxed{\text{New York}}"]
     wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
     wrong += ["**New** **York**", "$New$ $York$", "*New York", "New York."]
+    assert exact("init", {"answer": "__init__"}) == 0
     assert [exact(x, problem) for x in right] == [1] * len(right)
     assert [exact(x, problem) for x in wrong] == [0] * len(wrong)
     assert exact(r"\boxed{\$1{,}000}", {"answer": "$1,000"}) == 1
