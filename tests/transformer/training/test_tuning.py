@@ -305,6 +305,7 @@ REFUSED = {
     "--data {chats} --steps 2 --epochs 2": "--steps and --epochs both say how long",
     "--data {chats} --steps 0": "--steps must be at least 1, got 0",
     "--data {chats} --context 999": "--context 999 is more than the model's context of 128",
+    "--data {chats} --lora-rank 999": "--lora-rank 999 is more than the width of the model",
     "--data {chats} --context 8": "line 1 is longer than 8 tokens",
     "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",
     "--model sloppy": "--model needs --data or --task",
