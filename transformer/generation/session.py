@@ -149,10 +149,7 @@ class Session:
         )  # fmt: skip
 
     def encode(
-        self,
-        messages: Sequence[Message],
-        name: str = "the prompt",
-        tools: Sequence[Any] | None = None,
+        self, messages: Sequence[Message], name: str = "the prompt", tools: Any = None
     ) -> tuple[str, list]:
         """The text that the model sees, and its tokens; ValueError if it cannot be answered.
 
@@ -189,17 +186,14 @@ class Session:
         check_prompt(self.model.config, tokens, "the question")
         return left, text, tokens
 
-    def _encode(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
-    ) -> tuple[str, list[int]]:
+    def _encode(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[int]]:
         if self.template is None:
             if tools:
                 raise ValueError('"tools" need a chat template, and none is used')
             text = messages[0]["content"]
             return text, self.tokenizer.encode_plain(text)
-        told: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        told["tools"] = tools
-        return encode_prompt(self.tokenizer, self.template, messages, **told)
+        told = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        return encode_prompt(self.tokenizer, self.template, messages, tools=tools, **told)
 
     def answer(
         self,

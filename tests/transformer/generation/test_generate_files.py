@@ -183,12 +183,8 @@ def _as_list(lines):
 def test_prompts_from_standard_input(command, questions, monkeypatch):
     _, expected, _ = command("--input", questions)
     content = questions.read_bytes()
-    stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", stdin)
-    code, out, _ = command("--input", "-")
-    assert (code, out) == (0, expected)
-    for other in (b"\xef\xbb\xbf" + content, _as_list(content)):
-        stdin = io.TextIOWrapper(io.BytesIO(other), encoding="utf-8")
+    for given in (content, b"\xef\xbb\xbf" + content, _as_list(content)):
+        stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
         monkeypatch.setattr(sys, "stdin", stdin)
         assert command("--input", "-")[:2] == (0, expected)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
@@ -235,20 +231,19 @@ def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "questions.jsonl"]
 
 
-@pytest.mark.parametrize("given", [["--input", "{questions}"], ["-p", "Hi"], ["--chat"]], ids=str)
+@pytest.mark.parametrize(
+    "given", ["--input {in} --output {full}", "--input {in}", "-p Hi", "--chat"]
+)
 def test_a_full_device_is_named(given, command, questions, full_device, monkeypatch):
-    given = [x.format(questions=questions) for x in given]
-    if "--input" in given:
-        code, out, err = command(*given, "--output", full_device)
-        assert (code, out, err) == (2, "", f"error: {full_device}: No space left on device\n")
-        assert os.listdir(full_device.parent) == [full_device.name]
+    given = given.format(**{"in": questions, "full": full_device}).split()
+    name = full_device if "--output" in given else "standard output"
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
     with suppress(OSError), full_device.open("w") as full:  # which flushes what is left
         monkeypatch.setattr(sys, "stdout", full)
         code, _, err = command(*given)
         monkeypatch.undo()
-        assert code == 2 and err.endswith("error: standard output: No space left on device\n")
-    assert full_device.is_char_device()
+        assert code == 2 and err.endswith(f"error: {name}: No space left on device\n")
+    assert full_device.is_char_device() and os.listdir(full_device.parent) == [full_device.name]
 
 
 def test_answers_go_where_a_link_leads(command, questions, tmp_path):

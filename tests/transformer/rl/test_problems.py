@@ -198,7 +198,6 @@ def test_a_text_among_numbers_is_named(file, grpo_command):
 
 def test_answers_choose_the_verifier():
     with_text = [*lines(), ("line 41", {"prompt": "x", "answer": "seven"})]
-    assert [*map(str, Problems("a", with_text).terms)] == ["exact"]
     with pytest.raises(
         ValueError, match="line 41: the answer 'seven' is no number; --reward exact"
     ):
