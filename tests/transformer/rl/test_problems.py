@@ -321,7 +321,6 @@ REFUSED = {
     "--eval-data x.jsonl": "--eval-data needs --data",
     "--data {file} --task sums": "--data and the task sums are two kinds of problems",
     "--data {file} --reward nosuch": "no reward is called 'nosuch'",
-    "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
     "--data {file} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
 }
 

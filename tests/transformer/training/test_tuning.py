@@ -288,15 +288,6 @@ def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path,
     assert load_model(out).config == load_model(model).config
 
 
-def test_a_task_is_taught_by_its_demonstrations(tempted, tmp_path, capsys):
-    out = tmp_path / "out"
-    task = "--task tests.helpers.models.own_tasks:Own --examples 32 --context 128 --system Double."
-    fixed = f"--model {tempted} --out {out} --device cpu --steps 1 --batch-tokens 256"
-    assert train.main([*task.split(), *fixed.split()]) == 0
-    assert "32 chats" in capsys.readouterr().err
-    assert (out / "model.safetensors").exists()
-
-
 REFUSED = {
     "--data {chats} --task sums": "--data and --task are two kinds of data",
     "--data {chats} --teacher careful": "--teacher is for the built-in skills; leave it out with",
