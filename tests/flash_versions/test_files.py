@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 from flash_versions.dispatch import verified
-from flash_versions.files import replacing, write
+from flash_versions.files import write
 from transformer.model.files import write_text
 
 
-def replace(path, text):
-    with replacing(path) as file:
-        file.write_text(text)
-
-
-@pytest.fixture(params=[replace, write, write_text])
+@pytest.fixture(params=[write, write_text])
 def writing(request):
     """What writes a text by a temporary file."""
     return request.param

@@ -40,9 +40,6 @@ RIGHT_NUMBERS = [
     r"<answer>\[ \mathbf{72} \]</answer>",
     r"<answer>\(72\)</answer>",
     r"<answer>$$72$$</answer>",
-    r"\boxed{\$72}",
-    r"\boxed{72\%}",
-    r"\boxed{0{,}072 \times 10^3}",
 ]
 WRONG_NUMBERS = [
     "",
