@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from flash_versions.files import write
 from flash_versions.lessons import BACKWARDS, FORWARDS, file_of
 
 FILES = {x.replace("_", "-"): x for x in (*FORWARDS, *(f"{x}_backward" for x in BACKWARDS))}
@@ -81,8 +82,10 @@ def difference(old: str, new: str, context: int = 3) -> list[str]:
         context: unchanged lines around a change.
 
     Raises:
-        ValueError: there is no such lesson.
+        ValueError: there is no such lesson, or the context is below 0.
     """
+    if context < 0:
+        raise ValueError(f"--context must be at least 0, got {context}.")
     before, after = code_of(old), code_of(new)
     return list(difflib.unified_diff(before, after, old, new, lineterm="", n=context))
 
@@ -114,12 +117,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         lines = difference(options.old, options.new, options.context)
         if options.html:
-            options.html.write_text(
-                f"<!doctype html><meta charset=utf-8><pre>{as_html(lines)}</pre>"
-            )
+            write(options.html, f"<!doctype html><meta charset=utf-8><pre>{as_html(lines)}</pre>")
             return 0
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {options.html}: {error.strerror}\n")
         return 2
     for line in lines:
         colour = COLOURS.get(line[:1], "") if sys.stdout.isatty() else ""

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -18,8 +19,13 @@ def regular_file(path: Path) -> Path | None:
     """The file that can take the place of `path`, of a link what it leads to; it need not be there.
 
     None: what is there is a pipe, a device or a folder, which a file must not replace.
+
+    Raises:
+        OSError: it is a link that leads back to itself.
     """
     target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return None if path.exists() and not target.is_file() else target
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "flash_versions.versions.fa4": f"{MAKING} versions.fa3",
     "flash_versions.versions.oracle": MAKING,
     "flash_versions.lessons": "dispatch versions",
-    "flash_versions.diff": "lessons",
+    "flash_versions.diff": "files lessons",
     "flash_versions.lessons.check": ". dispatch lessons versions",
     "flash_versions.versions.api": "dispatch versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",

@@ -44,6 +44,7 @@ from transformer.generation.sampling import Sampling, row_generators
 from transformer.generation.session import DTYPES, Session
 from transformer.generation.stats import Statistics
 from transformer.model.decoder import KERNELS, choose_attention
+from transformer.model.files import writing
 from transformer.model.paged_cache import PAGE_SIZE
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
@@ -97,11 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         session = load_session(arguments)
         notes = (*session.notes, *without_effect(arguments))
         sys.stderr.writelines(f"note: {note}\n" for note in notes)
-        if arguments.chat:
-            return chat(session, arguments)
-        if arguments.input:
-            return answer_file(session, arguments)
-        return answer_question(session, arguments)
+        with writing(Path("standard output")):
+            if arguments.chat:
+                return chat(session, arguments)
+            if arguments.input:
+                return answer_file(session, arguments)
+            return answer_question(session, arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -187,7 +189,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise ValueError(f"{flag(pair[0])} and {flag(pair[1])} exclude each other")
     if arguments.output and not arguments.input:
         raise ValueError("--output needs --input; redirect standard output otherwise")
-    if arguments.output and arguments.output.resolve() == arguments.input.resolve():
+    if arguments.output and os.path.realpath(arguments.output) == os.path.realpath(arguments.input):
         raise ValueError(f"--output {arguments.output} is --input; it would be overwritten")
     if arguments.force and not arguments.output:
         raise ValueError("--force needs --output")

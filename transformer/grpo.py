@@ -286,14 +286,14 @@ def _run(argv: Sequence[str]) -> None:
 def _run_in(
     world: World, arguments: argparse.Namespace, settings: Settings, stack: ExitStack
 ) -> None:
+    progress = Progress(arguments.quiet or not world.main)
     with world.together():
-        settings = resolved(settings, world.device, world)
+        settings = resolved(settings, world.device, world, progress.say)
         folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
         trackers.package(arguments.report_to)
         if world.main:
             stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)
-    progress = Progress(arguments.quiet or not world.main)
     if run.finished:
         progress.say(f"{run.folder} is finished: {run.folder / 'curve.png'}")
         return

@@ -281,11 +281,15 @@ def main(arguments: list[str] | None = None) -> int:
             return compare_pairs(options)
         count = SIMULATED if options.simulate else QUICK if options.quick else CASES
         verdicts = try_calls(chosen(options), count, options)
+        sys.stdout.write(f"{summary(verdicts, options.minutes)}\n")
+        write_report(options, [verdict._asdict() for verdict in verdicts])
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; there is no report of the whole\n")
         return 130
-    write_report(options, [verdict._asdict() for verdict in verdicts])
-    sys.stdout.write(f"{summary(verdicts, options.minutes)}\nThe report is in {options.out}.\n")
+    except OSError as error:
+        sys.stderr.write(f"error: {options.out}: {error.strerror}\n")
+        return 2
+    sys.stdout.write(f"The report is in {options.out}.\n")
     if not options.simulate and not options.quick:
         whole = [verdict for verdict in verdicts if not verdict.outcomes["not tried"]]
         remember([verdict.version for verdict in whole if verdict.passed])

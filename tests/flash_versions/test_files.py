@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 from flash_versions.dispatch import verified
-from flash_versions.files import replacing, write
+from flash_versions.files import write
 from transformer.model.files import write_text
 
 
-def replace(path, text):
-    with replacing(path) as file:
-        file.write_text(text)
-
-
-@pytest.fixture(params=[replace, write, write_text])
+@pytest.fixture(params=[write, write_text])
 def writing(request):
     """What writes a text by a temporary file."""
     return request.param
@@ -65,10 +60,14 @@ def test_a_device_is_written_to(writing, full_device):
     assert os.listdir(full_device.parent) == [full_device.name]
 
 
-def test_a_folder_is_left_as_it_is(writing, tmp_path):
+def test_a_folder_and_a_link_to_itself_are_left_as_they_are(writing, tmp_path):
     with pytest.raises(IsADirectoryError):
         writing(tmp_path, "text")
-    assert os.listdir(tmp_path) == []
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="Too many levels of symbolic links: '.*loop'"):
+        writing(loop, "text")
+    assert os.listdir(tmp_path) == ["loop"] and loop.is_symlink()
 
 
 def test_what_was_verified_is_written_where_a_link_leads(tmp_path, monkeypatch):

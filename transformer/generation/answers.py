@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from flash_versions.files import regular_file
 from transformer.generation.chat import Message
 from transformer.generation.command import INTERRUPTED
-from transformer.generation.messages import check_messages
+from transformer.generation.messages import check_messages, tools_of
 from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
@@ -98,7 +98,7 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
         raise IsADirectoryError(f"--output {output} is a folder")
     file = regular_file(output)
     if file is None:
-        with open(output, "w", encoding="utf-8") as stream:
+        with writing(output), open(output, "w", encoding="utf-8") as stream:
             return _answer_file(session, arguments, stream)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"the folder of --output {output} does not exist")
@@ -115,7 +115,8 @@ def _answer_file(session: Session, arguments: argparse.Namespace, output: Path |
     lines, prompts = [], []
     for name, line in read_lines(arguments.input):
         try:
-            text, tokens = session.encode(line_messages(line, session, arguments), "the prompt")
+            messages = line_messages(line, session, arguments)
+            text, tokens = session.encode(messages, tools=tools_of(line))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         if arguments.show_prompt:

@@ -3,7 +3,7 @@
 A chat template may write nothing of a message, because it does not know its role, and says nothing
 about it. Here the conversation is rendered once more with a sign behind each message: a message is
 left out if its sign is not in the rendering. What a template may cut from a message, such as the
-thoughts of earlier turns, stands before the sign.
+thoughts of earlier turns, stands before the sign. A user's message is between two signs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from transformer.generation.chat import (
     TemplateError,
     Tokenizer,
     encode_marked,
+    reads_variable,
     render_chat,
     render_marked,
 )
@@ -49,6 +50,16 @@ def check_messages(messages: Any) -> None:
             raise ValueError(f'{which}: "content" must be a string, not {kind(content)}')
 
 
+def tools_of(line: Mapping[str, Any]) -> list[Any] | None:
+    """The functions of a line that the template describes to the model; ValueError if it is no list
+    of them. None: there are none.
+    """
+    tools = line.get("tools") or None
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError(f'"tools" must be a list, not {kind(tools)}')
+    return tools
+
+
 def kind(value: Any) -> str:
     """What a JSON value is, for messages."""
     return KINDS.get(type(value), f"{value!r:.40}")
@@ -81,17 +92,23 @@ def check_complete(
     """Refuse a conversation that the template can render, but not all of its messages.
 
     Raises:
-        TemplateError: a message is left out.
+        TemplateError: a message is left out, or a part of what the user says, or the tools.
     """
+    if variables.get("tools") and not reads_variable(template, "tools"):
+        raise TemplateError("the chat template writes nothing of tools; leave them out")
     given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
     text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
     for i, message in enumerate(messages):
-        if given[i] != message and SIGN.format(i) not in text:
-            raise TemplateError(
-                f"the chat template writes nothing of the message {texts(message)[0]!r:.60},"
-                f" whose role is {message['role']!r}; give it a role that the template knows, such"
-                " as 'user'"
-            )
+        asks = message["role"] == "user"  # then it has a sign on either side
+        if given[i] == message or text.count(SIGN.format(i)) > asks:
+            continue
+        said = f"{texts(message)[0]!r:.60}"
+        if asks:
+            raise TemplateError(f"the chat template leaves out a part of the user's message {said}")
+        raise TemplateError(
+            f"the chat template writes nothing of the message {said}, whose role is"
+            f" {message['role']!r}; give it a role that the template knows, such as 'user'"
+        )
 
 
 def texts(message: Message) -> list[str]:
@@ -107,8 +124,11 @@ def texts(message: Message) -> list[str]:
 
 
 def signed(message: Message, sign: str) -> Message:
-    """A message with a sign behind its content and the names of its calls, if it has any."""
-    return edited(message, lambda text: text + sign)
+    """A message with a sign behind its content and the names of its calls, if it has any; and with
+    one before the content of a user's message.
+    """
+    begin = sign if message["role"] == "user" else ""
+    return edited(message, lambda text: begin + text + sign)
 
 
 def edited(

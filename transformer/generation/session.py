@@ -148,9 +148,15 @@ class Session:
             max_tokens, version, where, dtype, precision, tuple(notes), engine, thinking,
         )  # fmt: skip
 
-    def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
-        """The text that the model sees, and its tokens; ValueError if it cannot be answered."""
-        text, tokens = self._encode(messages)
+    def encode(
+        self, messages: Sequence[Message], name: str = "the prompt", tools: Any = None
+    ) -> tuple[str, list]:
+        """The text that the model sees, and its tokens; ValueError if it cannot be answered.
+
+        Without a template, the text is the content of the first message. With one, `tools` are JSON
+        schemas of functions that it describes to the model.
+        """
+        text, tokens = self._encode(messages, tools)
         check_prompt(self.model.config, tokens, name)
         return text, tokens
 
@@ -180,9 +186,11 @@ class Session:
         check_prompt(self.model.config, tokens, "the question")
         return left, text, tokens
 
-    def _encode(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        told: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        return encode_prompt(self.tokenizer, self.template, messages, **told)
+    def _encode(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[int]]:
+        if self.template is None and tools:
+            raise ValueError('"tools" need a chat template, and none is used')
+        told = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        return encode_prompt(self.tokenizer, self.template, messages, tools=tools, **told)
 
     def answer(
         self,

@@ -213,7 +213,7 @@ def judged(
             reward = as_reward(name, problem.reward(completion.text, cut_off))
             marks = Marks(0.0, 0.0) if cut_off else problem.marks(completion.text)
             parts = problem.parts(completion.text, cut_off)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = str(error) if isinstance(error, RewardError) else f"{name} raised {error!r}"
         raise ValueError(
             f"the reward {what}, for the completion {completion.text!r} of {problem.question!r}"

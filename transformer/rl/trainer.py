@@ -7,7 +7,7 @@ A step depends on the settings, the weights, the optimiser's moments, two counte
 problems to ask again. The mean of the last policies, if that is the result, goes into no step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -28,8 +28,14 @@ from transformer.training.lora import merged_weights
 from transformer.training.parallel import ALONE, World, gathered, restore_training, training_state
 
 
-def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> Settings:
-    """The settings with "auto" replaced by what that means on a device.
+def resolved(
+    settings: Settings,
+    device: torch.device,
+    world: World = ALONE,
+    say: Callable[[str], None] = lambda line: None,
+) -> Settings:
+    """The settings with "auto" replaced by what that means on a device; `say` is told what a user
+    may not expect of it.
 
     Raises:
         FileNotFoundError, ValueError: no such checkpoint, attention that cannot run on it, a task
@@ -48,6 +54,12 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     check_task(task)
     if isinstance(task, Problems):
         reward = " + ".join(map(str, task.terms))
+        if settings.reward is None and 0 < len(task.texts) < len(task.lines):
+            line = task.texts[0]
+            say(
+                f"note: {line.name} has the answer {line.fields['answer']!r:.40}, which is no"
+                " number, so answers are compared as texts (--reward exact)"
+            )
         settings = replace(settings, reward=reward, data_content=task.fingerprint())
     dtype = settings.dtype
     if dtype == "auto":

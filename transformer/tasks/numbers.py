@@ -2,6 +2,7 @@ r"""Numbers as people and models write them.
 
     72   -3   .67   1,234.50   1.234,50   1 234   1_000   0,5   1e3   1.5 x 10^3   2 million
     3/4   1 1/2   ½   \frac{3}{4}   $72   72 €   50% (as 50)   1{,}000   \$72   45^\circ
+    negative 3   2k   10**3   72 dollars   ７２
 
 A comma between groups of three digits separates thousands, `1,234`; any other is a decimal comma.
 What looks like part of something longer is no number: `1.2.3`, `2^10`, a list `1,2,3`.
@@ -14,12 +15,26 @@ from fractions import Fraction
 
 LONGEST = 100  # characters of a number
 CURRENCY = "$€£¥₹"
-FACTORS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+FACTORS = {"hundred": 2, "thousand": 3, "lakh": 5, "million": 6, "crore": 7, "billion": 9}
+FACTORS["trillion"] = 12
 _EXPONENTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 # Other spellings of what _NUMBER reads, in the order in which they are replaced.
 _SPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
+    r"(?![0-9])\d": lambda found: str(unicodedata.decimal(found[0])),  # of other scripts
+    "[\N{FULLWIDTH COMMA}\N{ARABIC THOUSANDS SEPARATOR}]": ",",
+    "[\N{FULLWIDTH FULL STOP}\N{ARABIC DECIMAL SEPARATOR}]": ".",
     "[\N{MINUS SIGN}\N{EN DASH}]": "-",
+    r"\bUS(?=\$)|[\"“”]": "",
+    r"(?i)\b(?:(?:us )?dollars?|euros?|usd|eur)\b": "$",
+    r"(?i)(?<=[0-9]) per ?cent\b": "%",
+    r"(?<=[0-9]) and a half\b": " 1/2",
+    r"(?<=[0-9]) and (?=[0-9]+/[0-9])": " ",
+    # A sign apart from its number, where nothing can be subtracted from.
+    r"(?i)(?:\bnegative |(?:^|(?<=\bis )|(?<=[=:(])) ?(?:minus|-) )(?=[$.0-9])": "-",
+    r"^\s*(?:[A-Za-z] ?)?[=≈] ?": "",
+    r"^\s*,(?=[0-9])": "0.",
+    r"(?<=[0-9])\*\*(?=-?[0-9])": "^",
     r"\\([$%])": r"\1",
     r"\^\{?\\circ\}?": "°",
     r"\\!": "",
@@ -37,7 +52,7 @@ _SPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}"  # or as in 1,00,000
 _NUMBER = re.compile(
     rf"""
-    (?P<sign> (?<![\w)\]}}])[-+] )? [{CURRENCY}]? (?P<inner> (?<=[{CURRENCY}])- )?
+    (?P<sign> (?<![\w)\]}}])[-+] )? (?: [{CURRENCY}]\ ? )? (?P<inner> (?<=[{CURRENCY}])- )?
     (?<! \d ) (?<! \d[.,/'’_^eE] ) (?<! \d[eE][-+] ) (?<! \^ ) (?<! \^[-{{] )
     (?:
         (?P<whole> \d+ )\ (?P<part> \d+/\d+ )
@@ -46,14 +61,14 @@ _NUMBER = re.compile(
             {_THOUSANDS} (?: \.\d+ )?
           | [1-9]\d{{0,2}} (?: (?: \.\d{{3}} )+ ,\d+ | (?: \.\d{{3}} ){{2,}} )
           | [1-9]\d{{0,2}} (?P<gap> [ '’_] ) \d{{3}} (?: (?P=gap)\d{{3}} )* (?: [.,]\d+ )?
-          | \d+ (?: [.,]\d+ )?
+          | \d+ (?: [.,]\d+ | \.(?=[eE][-+]?\d) )?
           | (?<! [\w.] ) \.\d+
         )
         (?:
             [eE] (?P<e> [-+]?\d{{1,3}} )
           | \ ?[x×]\ ?10\^ (?P<power> -?\d{{1,3}} )
-          | \ ?/\ ? (?P<below> \d+ )
-          | \ (?P<factor> {"|".join(FACTORS)} )\b
+          | \ ?/\ ? (?P<below> -?\d+ )
+          | (?P<factor> [kKM] | \ (?i: {"|".join(FACTORS)} )s? )\b
           | \^ (?P<ten> -?\d{{1,3}} )
         )?
     )
@@ -65,7 +80,7 @@ _NUMBER = re.compile(
 
 def as_number(text: str) -> Fraction | None:
     """The value of a text that is one number, see above; else None."""
-    found = _NUMBER.fullmatch(_respelled(text).strip().rstrip(f".%° {CURRENCY}"))
+    found = _NUMBER.fullmatch(_respelled(text).strip().rstrip(f".,;%° {CURRENCY}"))
     return None if found is None else _value(found)
 
 
@@ -94,7 +109,8 @@ def _value(found: re.Match[str]) -> Fraction | None:
         value = Fraction(_decimal(found["digits"])) / int(found["below"] or 1)
     except ZeroDivisionError:
         return None
-    power = found["e"] or found["power"] or FACTORS.get(found["factor"], 0)
+    factor = (found["factor"] or "").strip().lower().rstrip("s")
+    power = found["e"] or found["power"] or FACTORS.get(factor) or {"k": 3, "m": 6}.get(factor, 0)
     return sign * value * Fraction(10) ** int(power)
 
 

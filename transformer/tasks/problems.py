@@ -8,6 +8,7 @@ A prompt is a text or a conversation that ends with the user's message. Of an an
 what follows counts, and to a verifier `$\\boxed{7}$` is 7. Further keys are for reward functions.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5, sha256
@@ -66,7 +67,8 @@ def _is_message(message: Any) -> bool:
 
 
 def _answer(name: str, answer: Any) -> str:
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+    unreal = isinstance(answer, float) and not math.isfinite(answer)  # as JSON of pandas has it
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or unreal:
         raise ValueError(f"{name}: the answer must be a text or a number, not {answer!r:.40}")
     text = str(answer).rpartition("####")[2].strip()
     if not text:
@@ -89,6 +91,7 @@ class Problems(Task):
     Attributes:
         lines: all of them, those that are held out last.
         terms: of the reward.
+        texts: those of the lines whose answer is no number.
 
     Raises:
         ValueError: a line that is no problem, an answer that the reward cannot judge, fewer than
@@ -117,13 +120,12 @@ class Problems(Task):
         if not trained or not kept:
             raise ValueError(f"{name} has no problems; a line is {FORMAT}")
         self.lines, self._trained = [*trained, *kept], len(trained)
-        self.terms = parse_reward(reward or self._usual_reward())
+        answers = [str(line.fields.get("answer", "")) for line in self.lines]
+        numbers = [as_number(stated(answer)) for answer in answers]
+        self.texts = [x for x, value in zip(self.lines, numbers, strict=True) if value is None]
+        self.terms = parse_reward(reward or ("exact" if self.texts else "number"))
         self._check_answers()
         self._judged: tuple[Any, dict[str, float]] = (None, {})
-
-    def _usual_reward(self) -> str:
-        answers = [str(line.fields.get("answer", "")) for line in self.lines]
-        return "exact" if any(as_number(stated(x)) is None for x in answers) else "number"
 
     def _check_answers(self) -> None:
         for line in self.lines:

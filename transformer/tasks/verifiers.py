@@ -28,14 +28,15 @@ from transformer.tasks.numbers import as_number, last_number
 
 Reward = Callable[..., float]  # (completion, problem), perhaps cut_off
 
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-BOXED = "\\boxed{"
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+BOXED = re.compile(r"\\boxed\s*\{")
 # What Markdown and LaTeX put around an answer; a full stop may follow.
 MARKUP = [
     re.compile(pattern + r"\.?", re.DOTALL)
     for pattern in (
         r"\*\*((?:(?!\*\*).)+)\*\*",
         r"\*([^*]+)\*",
+        r"__?([^_a-zA-Z]+)__?",  # not __init__
         r"`([^`]+)`",
         r"\$\$((?:\\.|[^$\\])+)\$\$",
         r"\$((?:\\.|[^$\\])+)\$",
@@ -96,13 +97,11 @@ def spoken(completion: str) -> str:
 
 def _boxed(text: str) -> str | None:
     """What is in the last `\\boxed{}`, whose braces may hold others."""
-    start, depth = text.rfind(BOXED), 1
-    if start < 0:
-        return None
-    for place in range(start + len(BOXED), len(text)):
+    starts, depth = [found.end() for found in BOXED.finditer(text)], 1
+    for place in range(starts[-1], len(text)) if starts else ():
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if not depth:
-            return text[start + len(BOXED) : place]
+            return text[starts[-1] : place]
     return None
 
 

@@ -64,7 +64,14 @@ def add_adapters(model: Transformer, rank: int, seed: int, dtype: torch.dtype) -
     Args:
         seed: of their first matrices, which are the same on every device.
         dtype: of the frozen weights; the adapters are fp32.
+
+    Raises:
+        ValueError: a rank that no projection has, for which the adapters outgrow the model.
     """
+    if rank > (width := model.config.hidden_size):
+        raise ValueError(
+            f"--lora-rank {rank} is more than the width of the model, {width}: all weights are less"
+        )
     model.requires_grad_(False).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     for module in [*model.model.layers.modules()]:

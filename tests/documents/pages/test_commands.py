@@ -19,11 +19,18 @@ def test_table_names_every_version(capsys):
     assert re.search(r"fa2 .*(simulated|natively)", out)
 
 
-@pytest.mark.parametrize("old, new", [("fa1", "fa9"), ("fa4-backward", "fa2")])
-def test_diffs_that_are_refused(old, new, capsys):
-    assert diff.main([old, new]) == 2
+@pytest.mark.parametrize(
+    "given, reason",
+    {
+        "fa1 fa9": "there is no lesson 'fa9'; there are fa1, fa2, ",
+        "fa1 fa2 --context -1": "--context must be at least 0, got -1",
+        "fa1 fa2 --html .": ".: Is a directory",
+    }.items(),
+)
+def test_diffs_that_are_refused(given, reason, capsys):
+    assert diff.main(given.split()) == 2
     err = capsys.readouterr().err
-    assert f"there is no lesson {old if '-' in old else new!r}; there are fa1, fa2, " in err
+    assert err.startswith(f"error: {reason}") and err.count("\n") == 1
 
 
 def test_a_diff_is_of_code(capsys, tmp_path):

@@ -107,9 +107,12 @@ def test_what_failed_comes_first():
         (["--versions", "fa9"], "version 'fa9' is unknown; there are fa1, "),
         (["--simulate", "--limit", "0"], "--limit 0 is not possible"),
         (["--simulate", "--minutes", "nan"], "--minutes nan is not possible"),
+        (["--simulate", "--quiet", "--out", "."], "error: .: Is a directory"),
+        (["--simulate", "--invariance", "--quiet", "--out", "."], "error: .: Is a directory"),
     ],
 )
-def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
+def test_wrong_requests_are_one_sentence(arguments, expected, capsys, monkeypatch):
+    monkeypatch.setattr(command, "answers", lambda tasks, *given: ())
     assert command.main(arguments) == 2
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1

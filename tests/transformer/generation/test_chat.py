@@ -201,7 +201,9 @@ def stream(tokenizer, tokens, at_a_time=1):
 @settings(max_examples=30)
 @given(st.data(), st.integers(1, 7))
 def test_streamed_tokens_equal_the_whole_decoded_at_once(data, at_a_time):
-    """Bytes that are no text, and the spaces of a sentencepiece tokenizer."""
+    """Text, bytes that are none, and the spaces of a sentencepiece tokenizer."""
+    text = data.draw(st.text())
+    assert "".join(stream(BYTES, BYTES.encode(text), at_a_time)) == text
     tokens = data.draw(st.lists(st.integers(0, BYTES.vocab_size - 1)))
     assert "".join(stream(BYTES, tokens, at_a_time)) == BYTES.decode(tokens)
     text = data.draw(st.text(alphabet="ab é世🌍\ufffd"))

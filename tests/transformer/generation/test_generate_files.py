@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,6 @@ def test_answers_of_different_runs_are_not_mixed(
         ('{"prompt": "x", "messages": []}', 'line 2 has both "prompt" and "messages"'),
         ('{"prompt": "x", "text": "y"}', 'line 2 has a field "text", which is the name of a field'),
         ('{"prompt": 3}', 'line 2: "prompt" must be a string'),
-        ('{"messages": "x"}', 'line 2: "messages" must be a list'),
-        ('{"messages": ["x"]}', "line 2: message 1 must be {"),
         ('{"messages": [{"content": "x"}]}', 'line 2: message 1 has no "role"'),
         ('{"messages": [{"role": "user"}]}', 'message 1: "content" must be a string, not null'),
         ('{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "must be a string, not a"),
@@ -168,6 +167,12 @@ def test_what_the_chat_template_leaves_out_is_named(command, folder, tmp_path):
     assert f"{path}, line 1: the chat template writes nothing of the message 'Hi', whose" in err
     code, _, err = command("-p", "Hi", "--system-prompt", "Be kind.", model=own)
     assert code == 2 and "nothing of the message 'Be kind.', whose role is 'system'" in err
+    path.write_text('{"prompt": "Hi", "tools": [{"name": "add"}]}\n')
+    code, _, err = command("--input", path, model=own)
+    assert code == 2 and "line 1: the chat template writes nothing of tools" in err
+    (own / "chat_template.jinja").write_text(template + "{{ tools[0].name }}")
+    code, _, err = command("--input", path, "--show-prompt", model=own)
+    assert code == 0 and err.startswith("Hiadd\n")
 
 
 def _as_list(lines):
@@ -178,12 +183,8 @@ def _as_list(lines):
 def test_prompts_from_standard_input(command, questions, monkeypatch):
     _, expected, _ = command("--input", questions)
     content = questions.read_bytes()
-    stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", stdin)
-    code, out, _ = command("--input", "-")
-    assert (code, out) == (0, expected)
-    for other in (b"\xef\xbb\xbf" + content, _as_list(content)):
-        stdin = io.TextIOWrapper(io.BytesIO(other), encoding="utf-8")
+    for given in (content, b"\xef\xbb\xbf" + content, _as_list(content)):
+        stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
         monkeypatch.setattr(sys, "stdin", stdin)
         assert command("--input", "-")[:2] == (0, expected)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
@@ -230,9 +231,18 @@ def test_a_pipe_gets_each_answer_at_once(command, questions, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "questions.jsonl"]
 
 
-def test_a_device_is_written_to(command, questions, full_device):
-    code, out, err = command("--input", questions, "--output", full_device)
-    assert (code, out) == (2, "") and "No space left" in err and err.count("\n") == 1
+@pytest.mark.parametrize(
+    "given", ["--input {in} --output {full}", "--input {in}", "-p Hi", "--chat"]
+)
+def test_a_full_device_is_named(given, command, questions, full_device, monkeypatch):
+    given = given.format(**{"in": questions, "full": full_device}).split()
+    name = full_device if "--output" in given else "standard output"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    with suppress(OSError), full_device.open("w") as full:  # which flushes what is left
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = command(*given)
+        monkeypatch.undo()
+        assert code == 2 and err.endswith(f"error: {name}: No space left on device\n")
     assert full_device.is_char_device() and os.listdir(full_device.parent) == [full_device.name]
 
 

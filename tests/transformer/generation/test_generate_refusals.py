@@ -31,6 +31,7 @@ import pytest
         (["--output", "x"], "--output needs --input"),
         (["--input", "x", "--force"], "--force needs --output"),
         (["--input", "/no/such/file"], "/no/such/file: No such file or directory"),
+        (["--input", os.devnull, "--output", "loop"], "loop: Too many levels of symbolic links"),
         (["--input", os.devnull], "has no prompts"),
         (["-p", "x" * 200], "the prompt has 2"),
         (["-p", "\udcff"], "the text is not valid UTF-8"),
@@ -38,7 +39,9 @@ import pytest
         (["--system-prompt", "x", "--ignore-chat-template"], "exclude each other"),
     ],
 )
-def test_bad_arguments_are_one_sentence(command, arguments, reason):
+def test_bad_arguments_are_one_sentence(command, arguments, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and reason in err

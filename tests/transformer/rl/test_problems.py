@@ -18,6 +18,7 @@ from transformer.tasks.problems import Problems, read_line
 from transformer.tasks.verifiers import as_reward, exact, number, parse_reward
 
 ANSWERS = ["72", r"\boxed{72}", r"$\boxed{72}$", "<answer>72</answer>", "So **72**.\n#### 72", 72]
+ANSWERS += [r"\boxed {72}", r"\fbox{72}", "__72__", "_72_", "<Answer>72</ANSWER>", "#### __72__."]
 RIGHT_NUMBERS = [
     "72",
     "<think>9*8</think><answer>72</answer>",
@@ -40,14 +41,11 @@ RIGHT_NUMBERS = [
     r"<answer>\[ \mathbf{72} \]</answer>",
     r"<answer>\(72\)</answer>",
     r"<answer>$$72$$</answer>",
-    r"\boxed{\$72}",
-    r"\boxed{72\%}",
-    r"\boxed{0{,}072 \times 10^3}",
 ]
 WRONG_NUMBERS = [
     "",
-    "seventy-two",
     "71",
+    "-72",
     "72 or 73",
     "\\boxed{71} 72",
     "<answer>71</answer> 72",
@@ -91,6 +89,7 @@ def test_exact_texts():
     right += ["**New York**", "<answer>*New York*.</answer>", r"\boxed{\text{New York}}"]
     wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
     wrong += ["**New** **York**", "$New$ $York$", "*New York", "New York."]
+    assert exact("init", {"answer": "__init__"}) == 0
     assert [exact(x, problem) for x in right] == [1] * len(right)
     assert [exact(x, problem) for x in wrong] == [0] * len(wrong)
     assert exact(r"\boxed{\$1{,}000}", {"answer": "$1,000"}) == 1
@@ -106,6 +105,10 @@ def careless(completion, problem):
 
 def broken(completion, problem):
     raise KeyError("no such word")
+
+
+def leaving(completion, problem):
+    raise SystemExit(3)
 
 
 HERE = __name__
@@ -152,6 +155,7 @@ BAD = {
     '{"prompt": " ", "answer": "1"}': "must end with what the user asks",
     json.dumps({"prompt": [USER, {"role": "assistant", "content": "x"}]}): "must end with what the",
     '{"prompt": "a", "answer": null}': "the answer must be a text or a number, not None",
+    '{"prompt": "a", "answer": NaN}': "the answer must be a text or a number, not nan",
     '{"prompt": "a", "answer": "so ####"}': "the answer is empty",
     '{"prompt": "a"}': 'has no "answer", which exact needs',
     "[": "is not valid JSON",
@@ -178,10 +182,18 @@ def test_a_bad_line_is_told_before_anything_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_text_among_numbers_is_named(file, grpo_command):
+    """Otherwise one such line decides silently that all answers are compared as texts."""
+    given = ["--data", file, "--out", file.parent, "--device", "cpu"]  # which holds no run
+    assert "note: " not in grpo_command(*given)[1]
+    file.write_text(file.read_text() + '{"prompt": "x", "answer": "7 km"}\n')
+    note = f"note: {file}, line 41 has the answer '7 km', which is no number, so answers are"
+    assert note in grpo_command(*given)[1]
+    assert "note: " not in grpo_command(*given, "--reward", "exact")[1]
+
+
 def test_answers_choose_the_verifier():
-    assert [*map(str, Problems("a", lines()).terms)] == ["number"]
     with_text = [*lines(), ("line 41", {"prompt": "x", "answer": "seven"})]
-    assert [*map(str, Problems("a", with_text).terms)] == ["exact"]
     with pytest.raises(
         ValueError, match="line 41: the answer 'seven' is no number; --reward exact"
     ):
@@ -291,7 +303,8 @@ def test_what_is_no_reward_is_named(name):
 
 
 @pytest.mark.parametrize(
-    "name, words", {"careless": "careless returned 'much'", "broken": "no such"}.items()
+    "name, words",
+    {"careless": "returned 'much'", "broken": "no such", "leaving": r"SystemExit\(3"}.items(),
 )
 def test_a_reward_that_fails_names_the_completion(tempted, file, name, words):
     one = make_trainer(tempted, **own(file, reward=f"{HERE}:{name}"))
@@ -303,9 +316,7 @@ REFUSED = {
     "--reward number": "--reward needs --data; a task of your own has a method `reward`",
     "--eval-data x.jsonl": "--eval-data needs --data",
     "--data {file} --task sums": "--data and the task sums are two kinds of problems",
-    "--data {file} --recipe countdown": "--data and the task countdown are two kinds of problems",
     "--data {file} --reward nosuch": "no reward is called 'nosuch'",
-    "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
     "--data {file} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
 }
 

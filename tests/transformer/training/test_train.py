@@ -160,8 +160,6 @@ def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
     run(tmp_path, stop_before=5)
     with pytest.raises(ValueError, match="unfinished run with another seed .3, now 4."):
         run(tmp_path, seed=4)
-    with pytest.raises(ValueError, match="unfinished run with another tasks .chat, now countdown"):
-        run(tmp_path, tasks="countdown")
 
 
 DAMAGES = {

@@ -280,15 +280,6 @@ def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path,
     assert load_model(out).config == load_model(model).config
 
 
-def test_a_task_is_taught_by_its_demonstrations(tempted, tmp_path, capsys):
-    out = tmp_path / "out"
-    task = "--task tests.helpers.models.own_tasks:Own --examples 32 --context 128 --system Double."
-    fixed = f"--model {tempted} --out {out} --device cpu --steps 1 --batch-tokens 256"
-    assert train.main([*task.split(), *fixed.split()]) == 0
-    assert "32 chats" in capsys.readouterr().err
-    assert (out / "model.safetensors").exists()
-
-
 REFUSED = {
     "--data {chats} --task sums": "--data and --task are two kinds of data",
     "--data {chats} --teacher careful": "--teacher is for the built-in skills; leave it out with",
@@ -296,6 +287,7 @@ REFUSED = {
     "--task nosuch:Task": "there is no task nosuch:Task: No module named 'nosuch'",
     "--data {chats} --steps 2 --epochs 2": "--steps and --epochs both say how long",
     "--data {chats} --context 999": "--context 999 is more than the model's context of 128",
+    "--data {chats} --lora-rank 999": "--lora-rank 999 is more than the width of the model",
     "--data {chats} --context 8": "line 1 is longer than 8 tokens",
     "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",
     "--model sloppy": "--model needs --data or --task",

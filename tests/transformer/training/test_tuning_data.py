@@ -149,12 +149,13 @@ def test_a_system_prompt_that_only_the_prompt_has_is_learned_behind(system):
     assert said_after(encoder, document) == [(prompt, " Bye 🌍</s>")]
 
 
+LAST_PART = CUTTING.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+PART = "a part of the user's message 'H"
 LOST = {
-    "nothing but the thought is opened": (
-        OPENING,
-        asked("aa"),
-        "begin the assistant's message 'aa'",
-    ),
+    "the beginning of a question": (LAST_PART, asked("aa", "H</think>i"), PART),
+    "the end of a question": (CUTTING.replace("content }}", "content[:1] }}"), asked("aa"), PART),
+    "a question": (CUTTING.replace("{{ m.content }}", ""), asked("aa"), PART),
+    "only the thought is opened": (OPENING, asked("aa"), "begin the assistant's message 'aa'"),
     "thoughts apart": (CUTTING, asked("aa", reasoning_content="w"), "leaves out a part of the ass"),
     "no thought, said so": (OPENING.replace("[A]{{", "[A]</think>{{"), asked("aa"), "in '<think>'"),
 }
@@ -247,18 +248,10 @@ def test_a_bad_line_is_named(tmp_path, line):
 
 
 def test_the_split_depends_on_contents_only():
-    chats = [
-        Chat(f"line {i}", (USER, {"role": "assistant", "content": str(i)})) for i in range(160)
-    ]
-    trained, held_out = split(chats)
-    assert len(trained) == 150 and len(held_out) == 10
-    again = [Chat("elsewhere", chat.messages) for chat in (*reversed(chats), *chats)]
-    assert {x.messages[1]["content"] for x in split(again)[1]} == {
-        x.messages[1]["content"] for x in held_out
-    }
-    assert len(split(again)[1]) == 20
-    assert [*map(len, split(chats[:2]))] == [1, 1]
-    assert [*map(len, split(chats[:1]))] == [1, 0]
+    chats = [Chat("a", (USER, {"role": "assistant", "content": str(i)})) for i in range(40)]
+    held_out = [[x.messages for x in split([replace(y, name=z) for y in chats])[1]] for z in "ab"]
+    assert held_out[0] == held_out[1] and len(held_out[0]) == 2
+    assert [[*map(len, split(chats[:n]))] for n in (2, 1)] == [[1, 1], [1, 0]]
 
 
 def test_demonstrations_are_right_and_keep_to_their_side():

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from transformer.generation.chat import Message
-from transformer.generation.messages import check_messages, kind
+from transformer.generation.messages import check_messages, tools_of
 from transformer.model.files import read_jsonl, read_text
 from transformer.tasks.problems import split_by_hash
 from transformer.tasks.task import Task
@@ -62,13 +62,12 @@ def _chat(name: str, line: Mapping[str, Any]) -> Chat:
         if not isinstance(line["text"], str) or not line["text"].strip():
             raise ValueError(f'{name}: "text" must be a string that is not empty')
         return Chat(name, text=line["text"])
-    messages, tools = line["messages"], line.get("tools") or []
+    messages = line["messages"]
     try:
         check_messages(messages)
+        tools = tools_of(line) or ()
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if not isinstance(tools, list):
-        raise ValueError(f'{name}: "tools" must be a list, not {kind(tools)}')
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise ValueError(f"{name} has no message of the assistant, so it has nothing to learn")
