@@ -215,9 +215,6 @@ def test_the_decoder_in_torch_alone_says_what_ours_says():
 
 
 def test_exact_grpo_is_measured(written):
-    """Its bits, small on the CPU, and steps of both kinds by turns."""
-    given = ("--tiny", "--trials", "1", "--rounds", "1", "--suite")
-    bits = written(grpo_exact, *given, "products", "where", "model")
-    assert [row.get("differ", row.get("tensors")) for row in bits] == [0] * 7
-    for row in written(grpo_exact, *given, "layout"):
+    """Small on the CPU, steps of both kinds by turns."""
+    for row in written(grpo_exact, "--tiny", "--rounds", "1", "--suite", "layout"):
         assert set(row["ratios"]) == {"rollout", "learn", "step"}, row

@@ -27,8 +27,8 @@ import torch  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib  # noqa: E402
-from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
-from transformer.model.decoder import Config, Transformer, choose_attention  # noqa: E402
+from tests.helpers.models.random_checkpoint import QWEN, TINY  # noqa: E402
+from transformer.model.decoder import Transformer, choose_attention  # noqa: E402
 from transformer.model.weights import save_model  # noqa: E402
 from transformer.rl.recipes import Settings  # noqa: E402
 from transformer.rl.trainer import Trainer, resolved  # noqa: E402
@@ -39,8 +39,6 @@ from transformer.training.corpus import Teacher  # noqa: E402
 from transformer.training.parallel import connected, own_device  # noqa: E402
 from transformer.training.run import Training  # noqa: E402
 from transformer.training.teaching import Teaching  # noqa: E402
-
-TINY = Config(512, 64, 96, 2, 2, 1, 32, 1024, tied_embeddings=True, qkv_bias=True)
 
 
 class Varied(Task):
