@@ -31,13 +31,10 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
-from flash_versions.dispatch.launch import Plan  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.lessons import LESSONS  # noqa: E402
-from flash_versions.versions.fa3.hopper import host as forward_on_hopper  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
-from flash_versions.versions.fa3.hopper.config import default_config as forward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
@@ -557,44 +554,6 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
-SPLITS, STEPS = (2560, 2688, 2816, 4096), ("long", "fills")
-
-
-def in_splits(request, keys):
-    """An exact forward, or a step of decoding, in splits of so many keys."""
-    if decode_by_tma.left_to_gathering(request):
-        plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
-        split = {"SPLIT": keys // plan.config.block_kv}
-        plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
-        return forward_on_hopper.launch(plan, request)[0]
-    config = replace(decode_by_tma.default_config(request), split=keys)
-    return decode_by_tma.forward(request, config)[0]
-
-
-def splits(name, small):
-    """Exact calls in splits of several sizes beside the fast call: causal forwards or decoding."""
-    kind, head_dim, kv_heads = name.split()
-    head_dim, kv_heads = int(head_dim), int(kv_heads)
-    functions = {str(n): partial(in_splits, keys=n) for n in SPLITS}
-    if kind == "forward":
-        shapes = [(16384 // n, n, "full", None) for n in (4096, 8192, 16384)]
-    else:
-        shapes = PRICED[kind]
-    for batch, length, lengths, page in shapes:
-        if small:
-            batch, length, kv_heads = 1, 4224, 1
-        queries = length if kind == "forward" else 1
-        heads = kv_heads * (2 if small else 4)
-        cache = Cache(batch, length, lengths, page, head_dim, heads, kv_heads, queries)
-        request = cache.request()
-        pairs = sum(cache.drawn()) * cache.heads * (queries + 1) / 2
-        one = Given(request, torch.empty_like(request.q), pairs)
-        about = {"name": name, **cache._asdict()}
-        invariant = one._replace(request=request._replace(batch_invariant=True))
-        found = calls(about, {"fast": OURS["fa4"]}, one, WAYS[:1])
-        yield found + calls(about, functions, invariant, WAYS[:1])
-
-
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
@@ -616,11 +575,6 @@ SUITES = {
     "lessons": ([f"{x} {y}" for x in (128, 64) for y in ("causal", "full")], lessons),
     "invariance": (
         [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
-    ),
-    "splits": (
-        ["forward 64 8", "forward 128 8"]
-        + [f"{kind} {n} {heads}" for heads in (8, 4, 2) for kind in STEPS for n in (64, 128)],
-        splits,
     ),
 }  # fmt: skip
 
