@@ -30,100 +30,60 @@ from tests.benchmarks.harness import (
     passed,
     peak_gib,
 )
-from tests.helpers.models.random_checkpoint import QWEN, TINY
-from transformer.generation.chat import Tokenizer
-from transformer.generation.sampling import Sampling
-from transformer.model import exact
-from transformer.model.decoder import Transformer, choose_attention
-from transformer.model.weights import CHECKPOINTS
-from transformer.rl.learner import Learner, frozen
+from tests.helpers.models.random_checkpoint import QWEN, TINY, write_checkpoint
 from transformer.rl.recipes import RECIPES, Settings
-from transformer.rl.rollout import Policy, roll_out
 from transformer.rl.trainer import Trainer, resolved
-from transformer.tasks.task import Problem, Task
-from transformer.training.parallel import ALONE
+from transformer.tasks.task import Task
 
 COLUMNS = ("gap", "gap_max", "sampler_kl", "ratio_max", "reward", "rollout_seconds")  # of a run
-SAID = 256  # token ids that a rollout may say: bytes, which the shipped tokenizer has
 
 
 class Ask(Task):
     """Questions of a length, and rewards by lot."""
 
-    name = "ask"
+    name, length = "ask", 200
+
+    def arguments(self, rng):
+        return (rng.randrange(10**6),)
+
+    def question(self, rng, number):
+        return f"{number:<{self.length}}"
+
+    def answer(self, number):
+        return "0"
 
     def reward(self, completion, *arguments):
         return float(sha256(completion.encode()).digest()[0] % 2)
 
 
-def policy_of(config, exactly, device, dtype, shared=False):
-    """A random policy that says bytes and never ends."""
-    name, _ = choose_attention(
-        "auto", config, device, dtype, simulated=False, exactly=exactly, shared=shared
-    )
-    torch.manual_seed(0)
-    attend = exact.attention_of(name, exactly, deterministic=True)
-    with torch.device(device):
-        model = Transformer(config, attend, "exact" if exactly else "auto")
-    tokenizer = Tokenizer.load(CHECKPOINTS / "sloppy")
-    banned = tuple(range(SAID, config.vocab_size))
-    return Policy(model, tokenizer, None, (config.vocab_size - 1,), banned)
+def asked(folder, tiny, shape):
+    """Settings for questions to a random model, whose weights are written to a folder. The shape:
+    prompts, their length, answers to each, and tokens of an answer.
+    """
+    write_checkpoint(Path(folder), TINY if tiny else QWEN)
+    prompts, Ask.length, group, tokens = shape
+    sizes = {"prompts": prompts, "group": group, "max_tokens": tokens, "micro_batch": 16}
+    return {"model": folder, "task": f"{__name__}:Ask", **sizes}
 
 
 class Steps:
-    """Steps of GRPO by a random policy: rollout and update."""
+    """Steps of GRPO: rollout and update."""
 
-    def __init__(self, config, shape, device, dtype, **settings):
-        self.prompts, self.length, self.group, self.answer = shape
-        exactly, shared = settings.get("exact", False), settings.get("group_layout") == "shared"
-        self.settings = Settings(
-            max_tokens=self.answer, group=self.group, prompts=self.prompts,
-            micro_batch=settings.pop("micro_batch", 16), **settings,
-        )  # fmt: skip
-        self.policy = policy_of(config, exactly, device, dtype, shared)
-        self.sampler = frozen(self.policy.model, dtype)
-        self.learner = Learner(self.settings, self.policy, dtype, device, ALONE)
-        self.shared, self.device, self.step = shared, device, 0
+    def __init__(self, args, **settings):
+        self.device = torch.device(args.device)
+        given = Settings(dtype="float32" if args.tiny else "bfloat16", **settings)
+        self.trainer = Trainer(resolved(given, self.device), self.device)
 
     def __call__(self):
         """{"rollout": seconds, "learn": seconds, "gap_max": nats, "peak_gib": of the update}."""
-        problems = [
-            Problem(Ask(), (self.length, i), f"{i:<{self.length}}") for i in range(self.prompts)
-        ]
         began = now(self.device)
-        rollouts = roll_out(
-            self.policy, self.sampler, problems, self.group, max_tokens=self.answer,
-            sampling=Sampling(temperature=1.0), seed=self.step, shared=self.shared,
-        )  # fmt: skip
+        rollouts = self.trainer.roll_out().rollouts
         middle = now(self.device)
         forget_peak(self.device)
-        measured = self.learner.learn(rollouts, 0)
+        measured = self.trainer.learn(rollouts)
         ended = now(self.device)
-        self.step += 1
-        with torch.no_grad():
-            for name, weight in self.policy.model.named_parameters():
-                self.sampler.get_parameter(name).copy_(weight)
         found = {"rollout": middle - began, "learn": ended - middle, "step": ended - began}
         return found | {"gap_max": measured.get("gap_max", 0.0), "peak_gib": peak_gib(self.device)}
-
-
-class SumsSteps:
-    """The same of the shipped recipe on sums."""
-
-    def __init__(self, device, dtype, **settings):
-        given = RECIPES["sums"] | settings | {"dtype": str(dtype).removeprefix("torch.")}
-        self.trainer = Trainer(resolved(Settings(**given), device), device)
-        self.device = device
-
-    def __call__(self):
-        """See `Steps`."""
-        began = now(self.device)
-        groups = self.trainer.roll_out()
-        middle = now(self.device)
-        measured = self.trainer.learn(groups.rollouts)
-        ended = now(self.device)
-        found = {"rollout": middle - began, "learn": ended - middle, "step": ended - began}
-        return found | {"gap_max": measured.get("gap_max", 0.0)}
 
 
 def by_turns(made, rounds, seconds, warm_up=2):
@@ -154,25 +114,23 @@ def by_turns(made, rounds, seconds, warm_up=2):
 
 def step_suite(args, model):
     """Exact and ordinary steps."""
-    device, tiny = torch.device(args.device), args.tiny
-    dtype = torch.float32 if tiny else torch.bfloat16
-    if model == "sums":
-        small = {"prompts": 2, "group": 2, "max_tokens": 8} if tiny else {}
-        make = partial(SumsSteps, device, dtype, **small)
-    else:
-        shape = (2, 10, 2, 6) if tiny else (16, 200, 8, 128)
-        make = partial(Steps, TINY if tiny else QWEN, shape, device, dtype, micro_batch=32)
-    return by_turns({"exact": make(exact=True), "ordinary": make()}, args.rounds, args.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        if model == "sums":
+            small = {"prompts": 2, "group": 2, "max_tokens": 8} if args.tiny else {}
+            make = partial(Steps, args, **RECIPES["sums"] | small)
+        else:
+            shape = (2, 10, 2, 6) if args.tiny else (16, 200, 8, 128)
+            make = partial(Steps, args, **asked(folder, args.tiny, shape) | {"micro_batch": 32})
+        return by_turns({"exact": make(exact=True), "ordinary": make()}, args.rounds, args.seconds)
 
 
 def layout_suite(args, prompts, exact):
     """A prompt of 2048 tokens with 16 answers of 256: shared, and with a row for each answer."""
-    device, tiny = torch.device(args.device), args.tiny
-    dtype = torch.float32 if tiny else torch.bfloat16
-    shape = (prompts, 12, 2, 6) if tiny else (prompts, 2048, 16, 256)
-    make = partial(Steps, TINY if tiny else QWEN, shape, device, dtype, exact=exact)
-    made = {name: make(group_layout=name) for name in ("shared", "rows")}
-    return by_turns(made, args.rounds, args.seconds, warm_up=1)
+    with tempfile.TemporaryDirectory() as folder:
+        shape = (prompts, 12, 2, 6) if args.tiny else (prompts, 2048, 16, 256)
+        make = partial(Steps, args, exact=exact, **asked(folder, args.tiny, shape))
+        made = {name: make(group_layout=name) for name in ("shared", "rows")}
+        return by_turns(made, args.rounds, args.seconds, warm_up=1)
 
 
 def sums_run(args, seed, exact):
