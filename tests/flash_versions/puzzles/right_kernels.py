@@ -125,7 +125,7 @@ RIGHT: dict[str, list[File]] = {
             mbarrier.expect(full.index(slot), x.block_type.nbytes)
             load_tile(x, [i * 64, 0], full.index(slot), slots.index(slot))
         """)),
-        right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
+        right("the last tile first, TMA by Gluon's name, another layout", ("import torch\n", "import torch\nfrom triton.experimental.gluon.language.nvidia.hopper import tma\n"), ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
     ],
     "producer": [
         right("an arrival for each tile", (0, """
@@ -146,7 +146,7 @@ RIGHT: dict[str, list[File]] = {
             if i > 0:
                 warpgroup_mma_wait(1, deps=[acc])
                 mbarrier.arrive(empty.index((i - 1) % 2), count=1)
-        """), ("    row = CONSUMER * 64", "    acc = warpgroup_mma_wait(0, deps=[acc])\n    row = CONSUMER * 64"), "from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init"),
+        """), ("    row = CONSUMER * 64", "    acc = warpgroup_mma_wait(0, deps=[acc])\n    row = CONSUMER * 64"), ("import torch\n", "import torch\nfrom triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init\n")),
     ],
     "overlap": [
         right("V is waited for first", ("    rings.v.wait(before)\n", ""), ("    rings.k.wait(stage)\n    pipe", "    rings.v.wait(before)\n    rings.k.wait(stage)\n    pipe")),
