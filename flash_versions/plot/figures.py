@@ -306,9 +306,3 @@ def draw_all(plots: dict[str, Plot]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path, svg(plot, data))
             sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
-
-
-def main() -> int:
-    """Draw all figures of attention anew; returns the exit code."""
-    draw_all(PLOTS)
-    return 0

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS
+from flash_versions.bench import __main__ as bench
 from flash_versions.bench import document, peers, suites
-from flash_versions.bench import run as bench
 from flash_versions.bench.suites import Competitor, Shape
 
 SMALL = Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)

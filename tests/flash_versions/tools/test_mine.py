@@ -13,7 +13,8 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
 from flash_versions.lessons import file_of
-from flash_versions.mine import command, rank
+from flash_versions.mine import __main__ as command
+from flash_versions.mine import rank
 from flash_versions.mine.check import START, check, find_faults, last_word
 from flash_versions.versions.oracle.suite import CASES, Case
 
