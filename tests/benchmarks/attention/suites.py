@@ -298,8 +298,7 @@ MASKED = [f"{dims} {mask}" for dims in HEAD_DIMS for mask in ("causal", "full")]
 
 def every_head_dim(name, small, way, lengths):
     """Head dims of q and k, and of v, with a mask: as many heads as have HIDDEN dims together, and
-    16384 tokens in rows of each length. Of a backward the default tiles of FA3, and padded to
-    powers of two where that is another kernel.
+    16384 tokens in rows of each length. A row of FA3's backward says its tiles.
     """
     text, mask = name.split()
     dims = tuple(map(int, text.split("x"))) * (1 if "x" in text else 2)
