@@ -34,16 +34,6 @@ Rows = list[dict[str, Any]]
 Group = tuple[str, Shape]  # a suite and one of its shapes
 
 
-def protocol(rounds: int) -> dict[str, Any]:
-    """The settings of a measurement, as the document states them."""
-    return {
-        "method": "interleaved CUDA graph replays between events, median",
-        "rounds": rounds,
-        "enough_ms": ENOUGH_MS,
-        "l2_flush_bytes": L2_FLUSH_BYTES,
-    }
-
-
 def continued(path: Path, document: Document) -> Document:
     """The document at `path` if it is of the same measurement; else `document`, and what is at
     `path` is set aside.
@@ -87,11 +77,6 @@ def group_of(row: dict[str, Any]) -> Group:
     return row["suite"], Shape(**{key: row[key] for key in Shape.__dataclass_fields__})
 
 
-def rows_at(document: Document, group: Group) -> Rows:
-    """The rows of a group."""
-    return [row for row in document["rows"] if group_of(row) == group]
-
-
 class Bench:
     """Measures in a process of its own, and goes on without what hangs or crashes.
 
@@ -118,16 +103,14 @@ class Bench:
         lost = {} if lost is None else lost
         while self.seconds:
             self.worker = self.worker or Worker("flash_versions.bench.measure")
-            running: list[str] = []
-            task = self.rounds, suite, shape, lost
-            found = self.worker.ask(task, self.seconds, running.append)
+            found = self.worker.ask((self.rounds, suite, shape, lost), self.seconds)
             if "why" not in found:
                 return found
             self.end()
-            if not running:
+            if "running" not in found:
                 raise RuntimeError(found["why"])
-            lost[running[-1]] = found["why"]
-            say(f"{running[-1]} is left out of this shape: {found['why']}")
+            lost[found["running"]] = found["why"]
+            say(f"{found['running']} is left out of this shape: {found['why']}")
         return answer(self.rounds, suite, shape, lost)
 
     def end(self) -> None:
@@ -141,10 +124,18 @@ def run(path: Path, suites: list[str], bench: Bench, quiet: bool = False) -> Non
     """Measure what `path` does not have yet of the suites, and write it there after every shape;
     say so unless `quiet`.
     """
-    document = continued(path, new_document(protocol=protocol(bench.rounds)))
+    protocol = {
+        "method": "interleaved CUDA graph replays between events, median",
+        "rounds": bench.rounds,
+        "enough_ms": ENOUGH_MS,
+        "l2_flush_bytes": L2_FLUSH_BYTES,
+    }
+    document = continued(path, new_document(protocol=protocol))
     save_sorted(document, path)
     wanted = groups(suites)
-    there = {group: rows_at(document, group) for group in wanted}
+    there: dict[Group, Rows] = {group: [] for group in groups(SUITES)}
+    for row in document["rows"]:
+        there[group_of(row)].append(row)
     competing = {group: {one.name for one in competitors(*group)} for group in wanted}
     todo = [x for x in wanted if competing[x] - {row["version"] for row in there[x]}]
     if not quiet:
