@@ -14,10 +14,9 @@ import torch
 
 from flash_versions import VERSIONS, Fp8, attention
 from flash_versions.bench.peers import PEERS
-from flash_versions.dispatch.autograd.call import run
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.dispatch.version import Forward, ForwardQuantized, Version
+from flash_versions.dispatch.version import Forward, ForwardQuantized
 from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.oracle.checks import is_copied, is_quantized
 
@@ -289,8 +288,3 @@ OTHERS: dict[str, tuple[Callable[[Shape], Iterator[Competitor]], tuple[str, ...]
 def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
     """o of a version's or a variant's forward."""
     return function(make_request(q, k, v, causal=causal))[0]
-
-
-def differentiable(version: Version, causal: bool, q, k, v) -> torch.Tensor:
-    """o of a version that need not be one of VERSIONS, to be differentiated."""
-    return run(version, make_request(q, k, v, causal=causal))[0]

@@ -74,13 +74,12 @@ class Worker:
                     self.said.put(json.loads(line))
         self.said.put(None)
 
-    def ask(
-        self, task: Task, limit: float, note: Callable[[str], object] = lambda name: None
-    ) -> Answer:
-        """The answer to a task; a failure if the process ends, or says nothing for `limit` seconds.
-        `note` is told what the process says that it is running.
+    def ask(self, task: Task, limit: float) -> Answer:
+        """The answer to a task; a failure if the process ends, or says nothing for `limit` seconds,
+        with what it said last that it is running, if it did.
         """
         assert self.process.stdin is not None
+        failure: Answer = {"outcome": "failed"}
         try:
             self.process.stdin.write(f"{json.dumps(task)}\n")
             self.process.stdin.flush()
@@ -88,17 +87,17 @@ class Worker:
             while (answer := self.said.get(timeout=most)) is not None:
                 self.is_ready, most = True, limit
                 if "running" in answer:
-                    note(answer["running"])
+                    failure |= answer
                 elif "ready" not in answer:
                     return answer
             code = self.process.wait()
         except Empty:
-            return {"outcome": "failed", "why": f"did not end within {most:g} s"}
+            return failure | {"why": f"did not end within {most:g} s"}
         except OSError:  # it ended before it read the task
             code = self.process.wait()
         self.errors.seek(0)
         said = self.errors.read().strip().splitlines() or ["no reason given"]
-        return {"outcome": "failed", "why": f"the process ended with {code}: {said[-1]}"}
+        return failure | {"why": f"the process ended with {code}: {said[-1]}"}
 
     def end(self) -> None:
         """End the process."""

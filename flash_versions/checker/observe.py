@@ -3,48 +3,22 @@ has the last word where triton is installed. What is wrong is told in a sentence
 """
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from flash_versions.dispatch.extras import triton_missing
 from flash_versions.simulator import AccessError, CompileError, Deadlock
-from flash_versions.simulator.checking import ALLOCATE, ASK, Watch
+from flash_versions.simulator.checking import Watch
 
 ARCH = "sm_90"
 
 
 class Fault(Exception):
     """What is wrong, in a sentence."""
-
-
-class HostCode(TorchFunctionMode):
-    """Inside, what PyTorch allocates is NaN: what no kernel stores is then not right by chance.
-
-    Args:
-        file: may allocate with PyTorch and not compute with it; None: everything may.
-    """
-
-    def __init__(self, file: str | None) -> None:
-        super().__init__()
-        self.file = file
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        caller = sys._getframe(1)
-        name = func.__name__.strip("_")
-        if caller.f_code.co_filename == self.file and name not in ALLOCATE | ASK:
-            raise Fault(
-                f"line {caller.f_lineno}: `{name}` of PyTorch is called; the kernel has to compute"
-            )
-        result = func(*args, **kwargs or {})
-        if name in ALLOCATE and result.device.type == "cpu" and result.is_floating_point():
-            result.fill_(float("nan"))
-        return result
 
 
 def copied(x: Any) -> Any:
@@ -71,9 +45,10 @@ def called(
         Fault: what is wrong.
     """
     given = {name: copied(x) for name, x in inputs.items()}
-    watch = Watch({name: x for name, x in given.items() if torch.is_tensor(x)}, **options)
+    tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
+    watch = Watch(tensors, file=None if computes else file, **options)
     try:
-        with watch.watching(), HostCode(None if computes else file):
+        with watch.watching():
             results = function(*given.values())
     except Fault:
         raise

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from flash_versions.dispatch.version import known_version
 from flash_versions.integrations import unit_stride
-from flash_versions.versions.api import BASELINES, EXPLICIT, VERSIONS, attention
+from flash_versions.versions.api import attention
 
 
 def use_for_sdpa(
@@ -40,9 +41,8 @@ def use_for_sdpa(
     Raises:
         ValueError: an argument is unknown. In the context: the version cannot serve a call.
     """
-    known = ["auto", *VERSIONS, *BASELINES, *EXPLICIT]
-    if version not in known:
-        raise ValueError(f"version={version!r} is unknown; there are {', '.join(known)}.")
+    if version != "auto":
+        known_version(version)
     if otherwise not in ("raise", "torch"):
         raise ValueError(f"otherwise={otherwise!r} is unknown; there are 'raise' and 'torch'.")
     return SdpaMode(version, otherwise, batch_invariant)

@@ -140,12 +140,10 @@ def grid(panels: int, columns: int) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[:panels])
 
 
-def draw_lines(
-    panels: Panels, title: str, unit: str, log: bool = False, columns: int = 3
-) -> Figure:
+def draw_lines(panels: Panels, title: str, unit: str, log: bool = False) -> Figure:
     """One panel for each mask and head dim: a line for each competitor over S, named at its end."""
     versions = list(dict.fromkeys(n for lines in panels.values() for n in lines if n not in PEERS))
-    figure, axes = grid(len(panels), columns)
+    figure, axes = grid(len(panels), 3)
     for ax, (panel, lines) in zip(axes, panels.items()):
         for name, points in lines.items():
             ax.plot(*zip(*points), **style_of(name, versions), gid=name)
@@ -306,9 +304,3 @@ def draw_all(plots: dict[str, Plot]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path, svg(plot, data))
             sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
-
-
-def main() -> int:
-    """Draw all figures of attention anew; returns the exit code."""
-    draw_all(PLOTS)
-    return 0

@@ -26,8 +26,7 @@ from flash_versions.checker.observe import Fault, refusal, sentence_of
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.lessons import file_of
 from flash_versions.mine.check import Call
-from flash_versions.puzzles.of_lessons import OF_LESSONS
-from flash_versions.puzzles.puzzle import FOLDER, Puzzle
+from flash_versions.puzzles.puzzle import FOLDER, OF_LESSONS, Puzzle
 from flash_versions.simulator.checking import Watch
 from flash_versions.simulator.gluon.machine import ORDERS, using
 from flash_versions.versions.from_file import make_version, run_file
@@ -257,12 +256,12 @@ class PuzzleCase(Compared):
 def lesson_cases(puzzle: Puzzle) -> dict[str, Compared]:
     """The cases of a lesson with lines taken out."""
     asked, cases = OF_LESSONS[puzzle.name], dict[str, Compared]()
-    lesson = asked.lesson
+    lesson, splits = asked["lesson"], asked.get("splits")
     for M, N, heads, kv_heads, causal, dtype in CALLS[lesson]:
         sizes = (M, heads), (N, kv_heads), (N, kv_heads)
         q, k, v = (torch.randn(1, n, many, HEAD_DIM).to(dtype) for n, many in sizes)
         q[:, :, :, 0] *= 100 * (-1.0) ** torch.arange(M)[:, None]  # maxima far apart, of both signs
-        case = LessonCase(puzzle, make_request(q, k, v, causal=causal, num_splits=asked.splits))
+        case = LessonCase(puzzle, make_request(q, k, v, causal=causal, num_splits=splits))
         case.check(case.load(str(file_of(lesson))), str(file_of(lesson)))
         name = f"{M} queries, {N} keys, {heads} heads on {kv_heads}{', causal' * causal}"
         cases[name] = case
@@ -273,8 +272,8 @@ class LessonCase(Compared, Call):
     """A call of the version in a file, of which the puzzle may be the backward only."""
 
     def __init__(self, puzzle: Puzzle, request: Request) -> None:
-        self.asked = OF_LESSONS[puzzle.name]
-        self.of_backward = self.asked.lesson.endswith("_backward")
+        self.lesson = OF_LESSONS[puzzle.name]["lesson"]
+        self.of_backward = self.lesson.endswith("_backward")
         super().__init__(request, with_backward=self.of_backward, of_lse=self.of_backward)
         self.in_gluon = puzzle.group == "hopper"
 
@@ -283,7 +282,7 @@ class LessonCase(Compared, Call):
         try:
             whole = own = run_file(Path(file))
             if self.of_backward:
-                forward = self.asked.lesson.removesuffix("_backward")
+                forward = self.lesson.removesuffix("_backward")
                 whole = importlib.import_module(f"flash_versions.lessons.{forward}")
             backward = own.backward if self.of_backward else None
             return self.run_by(make_version(file, whole, file, backward))

@@ -4,19 +4,20 @@ The first kernels are files of their own, in `kernels`. Such a file is a solutio
 the task: a title, then a picture and what is asked. The lines between `# write: what` and `# end`
 are the ones that a learner writes. Below CHECK follow the hints, and what check.py asks for.
 
-Later ones are lessons with lines taken out: `of_lessons.py` has the task, the hints, and which
+Later ones are lessons with lines taken out: `of_lessons.toml` has the task, the hints, and which
 statements go. A learner's file is always a whole one, that runs when it is filled in.
 """
 
 import ast
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from flash_versions.lessons import code_of
-from flash_versions.puzzles.of_lessons import OF_LESSONS, Taken
 
 FOLDER = Path(__file__).with_name("kernels")
 ORDER = {
@@ -31,6 +32,9 @@ MINUTES = {"memory": 40, "softmax": 80, "forward": 100, "backward": 100, "hopper
 CHECK = "\n\n# ---- check ----\n"
 WRITTEN = re.compile(r"^( *)# write: (.*(?:\n\1# .*)*?)\n(?:.*\n)*?\1# end\n", re.MULTILINE)
 WIDTH = 100
+OF_LESSONS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("of_lessons.toml").read_text(encoding="utf-8")
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class LessonPuzzle(Puzzle):
     def text(self) -> str:
         """The task, and the code of the lesson."""
         asked = OF_LESSONS[self.name]
-        return f'"""{asked.task}"""\n{code_of(asked.lesson)}'
+        return f'"""{asked["task"]}"""\n{code_of(asked["lesson"])}'
 
     @property
     def solution(self) -> str:
@@ -92,31 +96,32 @@ class LessonPuzzle(Puzzle):
     def stub(self) -> str:
         """The same without the lines that a learner writes."""
         stub = self.text
-        for taken in OF_LESSONS[self.name].taken:
-            stub = without(stub, taken)
+        for taken in OF_LESSONS[self.name]["taken"]:
+            stub = without(stub, **taken)
         return stub
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Each says more than the one before it."""
-        return OF_LESSONS[self.name].hints
+        return tuple(OF_LESSONS[self.name]["hints"])
 
 
-def without(source: str, taken: Taken) -> str:
-    """A source in which a comment says what to write in the place of some statements."""
+def without(source: str, function: str, what: str, first: str = "", last: str = "") -> str:
+    """A source in which a comment says what to write in the place of some statements of a function:
+    all behind its docstring, or from the one that begins with `first` to the one with `last`.
+    """
     lines = source.split("\n")
-    [function] = [x for x in ast.parse(source).body if getattr(x, "name", "") == taken.function]
-    assert isinstance(function, ast.FunctionDef)
-    first, last = function.body[1], function.body[-1]  # behind the docstring
-    if taken.first:
-        first, last = (
-            next(x for x in function.body if lines[x.lineno - 1].strip().startswith(beginning))
-            for beginning in (taken.first, taken.last or taken.first)
+    [body] = [x.body for x in ast.parse(source).body if getattr(x, "name", "") == function]  # type: ignore[attr-defined]
+    begin, end = body[1], body[-1]
+    if first:
+        begin, end = (
+            next(x for x in body if lines[x.lineno - 1].strip().startswith(beginning))
+            for beginning in (first, last or first)
         )
-    indent = " " * first.col_offset
-    said = fill(f"Write here: {taken.what}", WIDTH - first.col_offset - 2)
+    indent = " " * begin.col_offset
+    said = fill(f"Write here: {what}", WIDTH - begin.col_offset - 2)
     stub = [*(f"{indent}# {line}" for line in said.split("\n")), f"{indent}..."]
-    return "\n".join([*lines[: first.lineno - 1], *stub, *lines[last.end_lineno :]])
+    return "\n".join([*lines[: begin.lineno - 1], *stub, *lines[end.end_lineno :]])
 
 
 NAMES = [(group, name) for group, names in ORDER.items() for name in names]

@@ -8,6 +8,7 @@ memory that no barrier orders are errors, too: see `gluon/hazards.py`.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,16 +54,23 @@ class Seen:
 
 
 class Watch(TorchFunctionMode):
-    """What kernels do to tensors.
+    """What kernels do to tensors. What PyTorch allocates is NaN, so that what no kernel stores is
+    not right by chance.
 
     Args:
         inputs: tensors that must stay as they are, by name.
         largest: the most elements that a load may have, or None.
+        file: whose host code may allocate with PyTorch and not compute; None: all may compute.
     """
 
-    def __init__(self, inputs: dict[str, torch.Tensor], largest: int | None = None) -> None:
+    def __init__(
+        self,
+        inputs: dict[str, torch.Tensor],
+        largest: int | None = None,
+        file: str | None = None,
+    ) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.inputs, self.file = inputs, file
         self.names = {x.untyped_storage().data_ptr(): name for name, x in inputs.items()}
         self.largest = largest
         self.fresh: dict[int, torch.Tensor] = {}
@@ -72,9 +80,15 @@ class Watch(TorchFunctionMode):
         self.atomics: dict[int, int] = {}  # program -> tick of its last one in this launch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        caller, name = sys._getframe(1), func.__name__.strip("_")
+        if caller.f_code.co_filename == self.file and name not in ALLOCATE | ASK:
+            raise AccessError(
+                f"line {caller.f_lineno}: `{name}` of PyTorch is called; the kernel has to compute"
+            )
         result = func(*args, **kwargs or {})
-        name = func.__name__.strip("_")
         if name in ALLOCATE and result.device.type == "cpu" and result.numel():
+            if result.is_floating_point():
+                result.fill_(float("nan"))
             self.fresh[result.untyped_storage().data_ptr()] = result
             self.kept.append(result)
         elif name == "fill" and args[-1] != args[-1]:

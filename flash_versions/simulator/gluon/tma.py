@@ -66,9 +66,9 @@ class tensor_descriptor:
         return corner, part, place
 
 
-def descriptor(base, shape, strides, block_shape, layout, name="a tensor"):
+def descriptor(base, shape, strides, block_shape, layout):
     """What a kernel gets for a descriptor of the host."""
-    pointer = pointer_to(base, name, here.memory or Memory)
+    pointer = pointer_to(base, "a tensor", here.memory or Memory)
     return tensor_descriptor(pointer, shape, strides, block_shape, layout)
 
 

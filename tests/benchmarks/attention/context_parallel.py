@@ -5,10 +5,10 @@
 First, at a moderate length, o, the LSE and the gradients are held against their error budgets.
 Then rank 0 alone ("1 GPU", while the others wait at a barrier), "ring" and "all_to_all" take turns
 on the same inputs: a forward, and a forward with its backward. A time is that of the slowest rank,
-between two CUDA events after a barrier; the ratio is that of the medians, 1 GPU over many. At the
-full length the last queries of each forward are held against their budget, and gradients must be
-finite; what is wrong has a `reason` in the place of a time. `--device cpu --length 256` runs the
-same under gloo, to try the command.
+between two waits for its GPU after a barrier; the ratio is that of the medians, 1 GPU over many.
+At the full length the last queries of each forward are held against their budget, and gradients
+must be finite; what is wrong has a `reason` in the place of a time. `--device cpu --length 256`
+runs the same under gloo, to try the command.
 """
 
 import os
@@ -98,18 +98,9 @@ def elapsed(call, device):
     """(milliseconds of the slowest rank, results) of a call; None for a rank that only waits."""
     now(device)
     dist.barrier()
-    results, ms = None, 0.0
-    if call is not None and device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        results = call()
-        end.record()
-        end.synchronize()
-        ms = start.elapsed_time(end)
-    elif call is not None:
-        began = now(device)
-        results = call()
-        ms = (now(device) - began) * 1e3
+    began = now(device)
+    results = None if call is None else call()
+    ms = 0.0 if call is None else (now(device) - began) * 1e3
     slowest = torch.tensor(ms, device=device, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.item(), results

@@ -1,6 +1,6 @@
 """The host's time for a call, ours and others' in one process, as models make calls; writes JSON.
 
-    python -m tests.benchmarks.attention.host --out FILE [--only calls lengths compiled steps]
+    python -m tests.benchmarks.attention.host --out FILE [--only calls lengths compiled]
 
 "calls": of a problem too small to matter, called while the GPU keeps up: the median of several
 means over many calls, dense and packed ones together. torch's attention runs as it chooses itself,
@@ -8,8 +8,7 @@ with FlashAttention 2 only, and with cuDNN only. And of layers: attention's forw
 eager mode, one after the other without a pause, of which the larger of the host's and the GPU's
 time passes. "lengths": a call whose length never came before, all kernels compiled, and the same
 lengths again; the GPU is idle when each begins. "compiled": calls in a row in one function of
-torch.compile. "steps": a GPT's training step, the larger of the host's and the GPU's time.
-Contestants take turns. `--device cpu` runs small ones, to try the command.
+torch.compile. Contestants take turns. `--device cpu` runs small ones, to try the command.
 """
 
 import random
@@ -18,7 +17,6 @@ from functools import partial
 from time import perf_counter
 
 import torch
-from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_versions import attention
@@ -37,12 +35,6 @@ PROBLEMS = [
 HEADS, DIM = 8, 128  # of lengths and compiled calls, in a batch of one
 LENGTHS, NEW, WARM, TIMES = (200, 3000), 60, 40, 4
 IN_A_ROW, ROW_LENGTH, COMPILED_ROUNDS = 12, 512, 40
-# layers, width, heads, batch, length, and whether the model is compiled
-STEPS = [
-    (12, 768, 12, 8, 1024, False), (12, 768, 12, 8, 1024, True), (12, 768, 12, 1, 512, True),
-    (8, 1024, 8, 1, 16384, True),
-]  # fmt: skip
-VOCABULARY = 50304
 
 
 def allow(backend):
@@ -208,64 +200,10 @@ def compiled_rows(device):
     return rows_in_turns(calls, rounds, warm_up=5)
 
 
-class Block(nn.Module):
-    """A layer of a GPT."""
-
-    def __init__(self, width, heads, function):
-        super().__init__()
-        self.heads, self.function = heads, function
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        heads = batch, length, 3, self.heads, width // self.heads
-        o = self.function(*self.qkv(self.norms[0](x)).view(heads).unbind(2))
-        x = x + self.out(o.reshape(x.shape))
-        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-
-
-def torch_attention(q, k, v):
-    """torch's attention, of tensors whose heads come second."""
-    given = (x.transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(*given, is_causal=True).transpose(1, 2)
-
-
-def step_rows(device, sizes):
-    """A row for each contestant: a training step of a GPT of these sizes, see STEPS."""
-    if device == "cpu":
-        sizes = 1, 64, 1, 1, 32, False
-    layers, width, heads, batch, length, is_compiled = sizes
-    names = ("layers", "width", "heads", "batch", "length", "compiled")
-    row, calls = {"suite": "gpt steps", **dict(zip(names, sizes))}, []
-    functions = {"auto": partial(attention, causal=True), "torch": torch_attention}
-    for name, function in functions.items():
-        model = nn.Sequential(
-            nn.Embedding(VOCABULARY, width),
-            *[Block(width, heads, function) for _ in range(layers)],
-            nn.Linear(width, VOCABULARY, bias=False),
-        ).to(device, torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
-        tokens = torch.randint(VOCABULARY, (batch, length), device=device)
-        called = torch.compile(model) if is_compiled else model
-
-        def step(called=called, optimizer=optimizer, tokens=tokens):
-            logits = called(tokens).flatten(0, 1).float()
-            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        mean = partial(host_time, step, 5, wait=device == "cuda")
-        calls.append((row | {"contestant": name}, "", mean))
-    return rows_in_turns(calls, 10 if device == "cuda" else 1, warm_up=3)
-
-
 PARTS = {
     "calls": [partial(call_rows, shape=x, kinds=y, wait=z) for x, y, z in PROBLEMS],
     "lengths": [partial(length_rows, packed=packed) for packed in (False, True)],
     "compiled": [compiled_rows],
-    "steps": [partial(step_rows, sizes=sizes) for sizes in STEPS],
 }
 
 

@@ -14,7 +14,7 @@ import math
 import os
 import random
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -31,13 +31,9 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import in_graphs  # noqa: E402
 from flash_versions.bench.workers import answers, reason, work  # noqa: E402
 from flash_versions.dispatch.autograd.call import run  # noqa: E402
-from flash_versions.dispatch.launch import Plan  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.lessons import LESSONS  # noqa: E402
-from flash_versions.versions.fa3.hopper import host as forward_on_hopper  # noqa: E402
 from flash_versions.versions.fa3.hopper.backward import config as backward_config  # noqa: E402
-from flash_versions.versions.fa3.hopper.backward import kernel  # noqa: E402
-from flash_versions.versions.fa3.hopper.config import default_config as forward_config  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode_by_tma  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import refuse_over, refuse_unless_finite  # noqa: E402
@@ -129,12 +125,9 @@ def squares(lengths, causal):
     return sum(n * n for n in lengths) / (2 if causal else 1)
 
 
-def version(name, config=None):
-    """A version as a function of a request; FA3's with a configuration of its backward."""
+def version(name):
+    """A version as a function of a request."""
     chosen = VERSIONS[name] if name in VERSIONS else LESSONS[name]
-    if config is not None:
-        backward = partial(kernel.backward, config=config)
-        chosen = replace(chosen, kind_of=lambda request: None, backward=backward)
     return lambda request: run(chosen, request)[0]
 
 
@@ -285,11 +278,11 @@ def interval_masks(name, small):
            + calls(about | {"form": "intervals"}, everybody, one))  # fmt: skip
 
 
-def shared_prompt(seed, head_dim, kv_heads, batch, small, answers=ANSWERS):
+def shared_prompt(seed, head_dim, kv_heads, batch, small):
     """Prompts that answers share, and rows for each answer with a copy of its prompt, with the same
     pairs counted.
     """
-    prompt, answers = (500, [77] * 4) if small else (PROMPT, answers)
+    prompt, answers = (500, [77] * 4) if small else (PROMPT, ANSWERS)
     make = partial(random_tensors, seed, kv_heads=kv_heads, dims=(head_dim,) * 2)
     tokens, row = prompt + sum(answers), prompt + answers[0]
     pairs = prompt**2 / 2 + sum(prompt * n + n * n / 2 for n in answers)
@@ -305,8 +298,7 @@ MASKED = [f"{dims} {mask}" for dims in HEAD_DIMS for mask in ("causal", "full")]
 
 def every_head_dim(name, small, way, lengths):
     """Head dims of q and k, and of v, with a mask: as many heads as have HIDDEN dims together, and
-    16384 tokens in rows of each length. Of a backward the default tiles of FA3, and padded to
-    powers of two where that is another kernel.
+    16384 tokens in rows of each length. A row of FA3's backward says its tiles.
     """
     text, mask = name.split()
     dims = tuple(map(int, text.split("x"))) * (1 if "x" in text else 2)
@@ -325,7 +317,7 @@ def every_head_dim(name, small, way, lengths):
             continue
         config = backward_config.default_config(one.request)
         row = about | asdict(config) | {"name": "default", "default": True}
-        yield found + calls(row, {"fa3": version("fa3", config)}, one, (way,))
+        yield found + calls(row, {"fa3": OURS["fa3"]}, one, (way,))
 
 
 def deterministic(name, small):
@@ -352,52 +344,6 @@ def deterministic(name, small):
         }
         yield (calls(about, ours, one, WAYS[1:])
                + calls(about, theirs, one, WAYS[1:], ours=False))  # fmt: skip
-
-
-SIZES = {  # rows x tokens x key heads; packed: the number of a draw
-    "prompt": ("1x6144x4", "2x6144x4"),
-    "causal": ("1x512x4", "1x2048x4", "1x2048x8", "1x8192x8", "4x2048x8", "2x8192x8"),
-    "full": ("1x512x4", "1x2048x8", "4x2048x8"),
-    "in turns": ("1x2048x4",),
-    "packed": ("0", "1", "2", "3", "4"),
-}
-DIVIDED = {128: "divided groups", 192: "divided groups, 192", 256: "divided groups, wide"}
-
-
-def divided_groups(name, small):
-    """Four query heads of each key head, which 1, 2 or 4 programs divide (`parts` of
-    `BackwardConfig`), where tiles of keys are few.
-    """
-    kind, size, head_dim = name.split(", ")
-    head_dim, dims, lengths = int(head_dim), (int(head_dim),) * 2, []
-    if kind == "packed":
-        batch, kv_heads, lengths = 1, 4, drawn_lengths(int(size), FEW if small else TOKENS)
-        tensors = random_tensors(0, sum(lengths), sum(lengths), kv_heads, dims, 1, 4 * kv_heads)
-        one, copies = packed(tensors, lengths, True), None
-    elif kind == "prompt":
-        batch, kv_heads, lengths = int(size[0]), 4, [PROMPT, *ANSWERS]
-        one, copies = shared_prompt(0, head_dim, kv_heads, batch, small)
-    else:
-        batch, length, kv_heads = map(int, size.split("x"))
-        batch, lengths = (1, [700]) if small else (batch, [length])
-        tensors = random_tensors(0, lengths[0], lengths[0], kv_heads, dims, batch, 4 * kv_heads)
-        options = {"causal": kind != "full", "deterministic": kind == "in turns"}
-        one, copies = inputs(tensors, squares(lengths, kind != "full"), **options), None
-    about = {
-        "suite": next(suite for most, suite in DIVIDED.items() if head_dim <= most), "kind": kind,
-        "head_dim": head_dim, "kv_heads": kv_heads, "batch": batch, "lengths": lengths, "group": 4,
-    }  # fmt: skip
-    request, found = one.request, []
-    default = backward_config.default_config(request)
-    if copies is not None:
-        row = about | {"name": "copies", "parts": 1, "default": False}
-        config = backward_config.default_config(copies.request)
-        found += calls(row, {"fa3": version("fa3", config)}, copies, WAYS[1:])
-    for parts in (1, 2, 4):
-        config, is_default = replace(default, parts=parts, tail=1), parts == default.parts
-        row = about | {"name": f"{parts}", "parts": parts, "default": is_default}
-        found += calls(row, {"fa3": version("fa3", config)}, one, WAYS[1:])
-    yield found
 
 
 class Cache(NamedTuple):
@@ -557,48 +503,9 @@ def lessons(name, small):
     yield calls(about, {x: version(x) for x in names[:4]}, one, WAYS[1:])
 
 
-SPLITS, STEPS = (2560, 2688, 2816, 4096), ("long", "fills")
-
-
-def in_splits(request, keys):
-    """An exact forward, or a step of decoding, in splits of so many keys."""
-    if decode_by_tma.left_to_gathering(request):
-        plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
-        split = {"SPLIT": keys // plan.config.block_kv}
-        plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
-        return forward_on_hopper.launch(plan, request)[0]
-    config = replace(decode_by_tma.default_config(request), split=keys)
-    return decode_by_tma.forward(request, config)[0]
-
-
-def splits(name, small):
-    """Exact calls in splits of several sizes beside the fast call: causal forwards or decoding."""
-    kind, head_dim, kv_heads = name.split()
-    head_dim, kv_heads = int(head_dim), int(kv_heads)
-    functions = {str(n): partial(in_splits, keys=n) for n in SPLITS}
-    if kind == "forward":
-        shapes = [(16384 // n, n, "full", None) for n in (4096, 8192, 16384)]
-    else:
-        shapes = PRICED[kind]
-    for batch, length, lengths, page in shapes:
-        if small:
-            batch, length, kv_heads = 1, 4224, 1
-        queries = length if kind == "forward" else 1
-        heads = kv_heads * (2 if small else 4)
-        cache = Cache(batch, length, lengths, page, head_dim, heads, kv_heads, queries)
-        request = cache.request()
-        pairs = sum(cache.drawn()) * cache.heads * (queries + 1) / 2
-        one = Given(request, torch.empty_like(request.q), pairs)
-        about = {"name": name, **cache._asdict()}
-        invariant = one._replace(request=request._replace(batch_invariant=True))
-        found = calls(about, {"fast": OURS["fa4"]}, one, WAYS[:1])
-        yield found + calls(about, functions, invariant, WAYS[:1])
-
-
 NUMBERS = [*map(str, range(20))]
 GROUPED = {4: (128, 64, 256), 1: (128, 64, 256, 96, 160, 192)}  # head dims by heads to a key head
 KINDS = [f"{x} {y} {n}" for n in GROUPED for x in GROUPED[n] for y in ("full", "causal")]
-DIVISIONS = [f"{x}, {y}, {n}" for x in SIZES for y in SIZES[x] for n in (128, 64, 192, 256)]
 BOTH = [x for x in MASKED if not x.startswith(("112", "224", "32 "))]
 # Suite: the names of its problems, and (name, small) -> groups of calls.
 SUITES = {
@@ -611,16 +518,10 @@ SUITES = {
         BOTH, partial(every_head_dim, way="backward", lengths=(512, 8192, 1024, 2048, 4096, 16384))
     ),
     "deterministic backward": (KINDS, deterministic),
-    "divided groups": (DIVISIONS, divided_groups),
     "decode by TMA": ([*caches()], decoding),
     "lessons": ([f"{x} {y}" for x in (128, 64) for y in ("causal", "full")], lessons),
     "invariance": (
         [f"{kind} {n}" for kind in ("forward", "backward", *PRICED) for n in (128, 64)], invariance
-    ),
-    "splits": (
-        ["forward 64 8", "forward 128 8"]
-        + [f"{kind} {n} {heads}" for heads in (8, 4, 2) for kind in STEPS for n in (64, 128)],
-        splits,
     ),
 }  # fmt: skip
 

@@ -27,9 +27,8 @@ import torch  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.harness import attempt, earlier, forget_peak, keep, now, parser, peak_gib  # noqa: E402
-from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
-from transformer.model.decoder import Config, Transformer, choose_attention  # noqa: E402
-from transformer.model.weights import save_model  # noqa: E402
+from tests.helpers.models.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
+from transformer.model.decoder import choose_attention  # noqa: E402
 from transformer.rl.recipes import Settings  # noqa: E402
 from transformer.rl.trainer import Trainer, resolved  # noqa: E402
 from transformer.tasks.skills import Add  # noqa: E402
@@ -39,8 +38,6 @@ from transformer.training.corpus import Teacher  # noqa: E402
 from transformer.training.parallel import connected, own_device  # noqa: E402
 from transformer.training.run import Training  # noqa: E402
 from transformer.training.teaching import Teaching  # noqa: E402
-
-TINY = Config(512, 64, 96, 2, 2, 1, 32, 1024, tied_embeddings=True, qkv_bias=True)
 
 
 class Varied(Task):
@@ -155,16 +152,6 @@ FAST = {
 }
 
 
-def random_model(folder, config, device):
-    """A checkpoint that can be trained, though it knows nothing."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = Transformer(config)
-    save_model(model, folder)
-    for name, content in byte_tokenizer.files().items():
-        (folder / name).write_text(content, encoding="utf-8")
-
-
 def main():
     """Measure; the first rank writes the file again after each part."""
     add = (made := parser(__doc__, seconds=600.0, add=True)).add_argument
@@ -181,7 +168,7 @@ def main():
         document = new_document(args.device, gpus=world.size, protocol=protocol)
         document["rows"] = earlier(args)
         if world.main:
-            random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
+            write_checkpoint(folder / "random", TINY if args.tiny else QWEN)
         world.total(0)  # all have come
         for what in args.what:
             forget_peak(world.device)

@@ -171,11 +171,11 @@ def inputs(device, M=3, batch=3, dtype=torch.float32):
     return q, k, v
 
 
-def filled_cache(device, lengths, size=32, dtype=torch.float32):
-    """Caches with NaN in every slot that is free."""
+def filled_cache(device, lengths):
+    """Caches of 32 slots, with NaN in every one that is free."""
     caches = []
     for dim in (DIM, DIM_V):
-        cache = torch.randn(len(lengths), size, HEADS, dim, device=device).to(dtype)
+        cache = torch.randn(len(lengths), 32, HEADS, dim, device=device)
         for b, length in enumerate(lengths):
             cache[b, length:] = float("nan")
         caches.append(cache)

@@ -18,8 +18,8 @@ def launches(monkeypatch):
         yield found
 
 
-def tensors(*shape, count=3):
-    return [torch.randn(shape).bfloat16().requires_grad_() for _ in range(count)]
+def tensors(*shape):
+    return [torch.randn(shape).bfloat16().requires_grad_() for _ in range(3)]
 
 
 def packed_documents():

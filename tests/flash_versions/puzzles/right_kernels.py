@@ -13,12 +13,6 @@ RIGHT: dict[str, list[File]] = {
                 at = first + tl.arange(0, BLOCK)
                 tl.store(y + at, tl.load(x + at, mask=at < length), mask=at < length)
         """)),
-        right("block pointers", (0, """
-            first = tl.program_id(0) * BLOCK
-            source = tl.make_block_ptr(x, (length,), (1,), (first,), (BLOCK,), (0,))
-            target = tl.make_block_ptr(y, (length,), (1,), (first,), (BLOCK,), (0,))
-            tl.store(target, tl.load(source, boundary_check=(0,)), boundary_check=(0,))
-        """)),
         right("a number in each program, no mask", (0, """
             tl.store(y + tl.program_id(0), tl.load(x + tl.program_id(0)))
         """), ("(triton.cdiv(len(x), 16),)", "(x.shape[0],)")),
@@ -42,39 +36,11 @@ RIGHT: dict[str, list[File]] = {
             there = (column < columns)[:, None] & (row < rows)[None, :]
             tl.store(y + column[:, None] * rows + row[None, :], tl.trans(tile), mask=there)
         """)),
-        right("a program for a row of tiles", ("grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))", "grid = (triton.cdiv(x.shape[0], 16),)"),
-            ("    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n", "    for first in range(0, columns, BLOCK):\n        move(x, y, row, first + tl.arange(0, BLOCK), rows, columns)\n"),
-            ("    inside = (row < rows)[:, None] & (column < columns)[None, :]\n    tile = tl.load(x + row[:, None] * columns + column[None, :], mask=inside)\n", ""),
-            (0, ""), '''
-@triton.jit
-def move(x, y, row, column, rows, columns):
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = tl.load(x + row[:, None] * columns + column[None, :], mask=inside)
-    tl.store(y + column[None, :] * rows + row[:, None], tile, mask=inside)
-'''),
     ],
     "row_sum": [
         right("the sum at the end", ("total = tl.zeros((BLOCK,), tl.float32)", "tiles = tl.zeros((BLOCK, BLOCK), tl.float32)"),
             ("total += tl.sum(tile, 1)", "tiles += tile"), ("tl.store(y + row, total", "tl.store(y + row, tl.sum(tiles, axis=1)")),
         right("from the last block to the first", ("range(0, columns, BLOCK)", "range((columns - 1) // BLOCK * BLOCK, -1, -BLOCK)")),
-        right("a while loop that moves a pointer",
-            ("    for start in range(0, columns, BLOCK):\n", "    pointers = x + row[:, None] * columns + tl.arange(0, BLOCK)[None, :]\n    left = columns\n    while left > 0:\n"),
-            ("        column = start + tl.arange(0, BLOCK)\n", ""), (0, """
-            inside = (row[:, None] < rows) & (tl.arange(0, BLOCK)[None, :] < left)
-            total = total + tl.sum(tl.load(pointers, mask=inside, other=0), 1)
-            pointers += BLOCK
-            left -= BLOCK
-        """)),
-        right("a function as a constant argument", ("total += tl.sum(tile, 1)", "total = apply(total, tile, plus)"), '''
-@triton.jit
-def plus(a, b):
-    return a + b
-
-
-@triton.jit
-def apply(total, tile, COMBINE: tl.constexpr):
-    return COMBINE(total, tl.sum(tile, 1))
-'''),
     ],
     "row_softmax": [
         right("powers of 2, a reciprocal", (0, """
@@ -84,18 +50,6 @@ def apply(total, tile, COMBINE: tl.constexpr):
             total = tl.sum(p)
             tl.store(y + row * columns + column, p * (1.0 / tl.maximum(total, 1e-30)), mask=inside)
         """)),
-        right("four rows in a program", ("row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1]", "row_softmax_kernel[(triton.cdiv(x.shape[0], 4),)](x, y, *x.shape"), '''
-@triton.jit
-def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (column < columns)
-    s = tl.load(x + row * columns + column, mask=inside, other=-float("inf"))
-    largest = tl.max(s, 1, keep_dims=True)
-    p = tl.where(s > float("-inf"), tl.exp(s - largest), 0.0)
-    total = tl.sum(p, axis=1, keep_dims=True)
-    tl.store(y + row * columns + column, tl.where(total > 0, p / total, 0.0), mask=inside)
-'''),
         right("a row of twice the size that is needed", ("triton.next_power_of_2(x.shape[1])", "2 * triton.next_power_of_2(x.shape[1])")),
     ],
     "online_softmax": [
@@ -146,20 +100,6 @@ def row_softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr):
             ("    total = tl.sum", "    address = ((split * rows + row) * DIM)[:, None] + tl.arange(0, DIM)[None, :]\n    part = tl.load(parts + address, mask=(weight > 0.0)[:, None], other=0.0)\n    total = tl.sum")),
     ],
     "delta": [
-        right("a kernel that a function makes", '''
-def make(rows):
-    BLOCK = tl.constexpr(rows)
-
-    @triton.jit
-    def kernel(o, do, delta, queries, D: tl.constexpr):
-        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        here = row[:, None] < queries
-        address = row[:, None] * D + tl.arange(0, D)[None, :]
-        product = tl.load(o + address, here, 0.0).to(tl.float32) * tl.load(do + address, here, 0.0).to(tl.float32)
-        tl.store(delta + row, tl.sum(product, 1), mask=row < queries)
-
-    return kernel
-''', ("delta_kernel[(triton.cdiv(o.shape[0], 16),)]", "make(8)[(triton.cdiv(o.shape[0], 8),)]"), ("D=o.shape[1], BLOCK=16)", "D=o.shape[1])")),
         right("columns in parts", (0, """
             total = tl.zeros((BLOCK,), tl.float32)
             for first in tl.static_range(0, D, 16):
@@ -185,21 +125,7 @@ def make(rows):
             mbarrier.expect(full.index(slot), x.block_type.nbytes)
             load_tile(x, [i * 64, 0], full.index(slot), slots.index(slot))
         """)),
-        right("a slot and a phase that are carried", '''
-@gluon.jit
-def produce(x, slots, full, empty, tiles):
-    slot = 0
-    phase = 1
-    for i in range(tiles):
-        mbarrier.wait(empty.index(slot), phase)
-        mbarrier.expect(full.index(slot), 64 * 64 * 2)
-        load_tile(x, [i * 64, 0], full.index(slot), slots.index(slot))
-        slot += 1
-        if slot == 2:
-            slot = 0
-            phase ^= 1
-'''),
-        right("the last tile first, TMA by Gluon's name, another layout", "from triton.experimental.gluon.language.nvidia.hopper import tma", ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
+        right("the last tile first, TMA by Gluon's name, another layout", ("import torch\n", "import torch\nfrom triton.experimental.gluon.language.nvidia.hopper import tma\n"), ("load_tile(x, [i * 64, 0]", "tma.async_copy_global_to_shared(x, [(tiles - 1 - i) * 64, 0]"), ("gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])", "gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])")),
     ],
     "producer": [
         right("an arrival for each tile", (0, """
@@ -220,7 +146,7 @@ def produce(x, slots, full, empty, tiles):
             if i > 0:
                 warpgroup_mma_wait(1, deps=[acc])
                 mbarrier.arrive(empty.index((i - 1) % 2), count=1)
-        """), ("    row = CONSUMER * 64", "    acc = warpgroup_mma_wait(0, deps=[acc])\n    row = CONSUMER * 64"), "from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init"),
+        """), ("    row = CONSUMER * 64", "    acc = warpgroup_mma_wait(0, deps=[acc])\n    row = CONSUMER * 64"), ("import torch\n", "import torch\nfrom triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init\n")),
     ],
     "overlap": [
         right("V is waited for first", ("    rings.v.wait(before)\n", ""), ("    rings.k.wait(stage)\n    pipe", "    rings.v.wait(before)\n    rings.k.wait(stage)\n    pipe")),
@@ -234,17 +160,6 @@ def produce(x, slots, full, empty, tiles):
             l *= alpha
             m = chosen
             rescales += gl.where(grows, 1.0, 0.0)
-        """)),
-        right("the branch that does nothing is written, too", (0, """
-            if gl.max(gl.where(new_m > m + 8.0, 1, 0), 0) > 0:
-                alpha = gl.exp2(m - new_m)
-                rescales = rescales + 1.0
-            else:
-                alpha = gl.full([64], 1.0, gl.float32, rows)
-                new_m = m
-            acc = acc * alpha[:, None]
-            l = l * alpha
-            m = new_m
         """)),
     ],
     "fa3": [

@@ -5,16 +5,15 @@ import json
 import pytest
 
 from docs.report import attention
-from flash_versions.bench import accuracy
-from flash_versions.bench.accuracy import DISTRIBUTIONS, SCHEMES
 from flash_versions.bench.results import merged
 from tests.benchmarks.attention import fp8_accuracy
+from tests.benchmarks.attention.fp8_accuracy import DISTRIBUTIONS, SCHEMES
 
 pytestmark = pytest.mark.slow
 
 
 def test_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy, "HEAD_DIMS", (64,))
+    monkeypatch.setattr(fp8_accuracy, "HEAD_DIMS", (64,))
     monkeypatch.setattr(fp8_accuracy, "SIZES", {"cpu": (96, 2, 2)})
     out = tmp_path / "new" / "accuracy.json"
     monkeypatch.setattr("sys.argv", ["x", "--device", "cpu", "--out", str(out)])

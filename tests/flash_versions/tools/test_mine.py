@@ -13,7 +13,8 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
 from flash_versions.lessons import file_of
-from flash_versions.mine import command, rank
+from flash_versions.mine import __main__ as command
+from flash_versions.mine import rank
 from flash_versions.mine.check import START, check, find_faults, last_word
 from flash_versions.versions.oracle.suite import CASES, Case
 
@@ -25,10 +26,6 @@ EMPTY = Case("", 40, 20, causal=True)
 LENGTHS = Case("", 20, 70, batch=2, kv_lengths=(70, 30))
 # What is changed in the file, into what, on which call, and what has to be said of it.
 WRONG = {
-    "store": ("acc, mask=(row < q_length)[:, None]", "acc", FULL,
-              "a store goes to element 2560 of o"),
-    "load": ("mask=mask, other=0.0 if MASKED else None", "", FULL,
-             "a load goes to element 2560 of q"),
     "other": (", other=0.0 if MASKED else None", "", FULL, "a load without `other`"),
     "rescale": ("alpha * row_sum", "row_sum", FULL,
                 "l, what was summed before, is not rescaled when a block of 32 keys"),
@@ -37,11 +34,6 @@ WRONG = {
                 "a query sees one key too many"),
     "one key less": ("k_pos[None, :] <= last", "k_pos[None, :] < last", FULL,
                      "keys are missing at the end: 1"),
-    "read before": ("    q_tile =", "    tl.load(lse + tile)\n    q_tile =", FULL,
-                    "lse[0, 0, 0] is read, and nothing wrote it yet"),
-    "two programs": ("head_of(o, o_strides, sequence, head,",
-                     "head_of(o, o_strides, sequence, head * 0,", FULL,
-                     "two programs store o[0, 0, 0, 0]"),
     "grid": ("triton.cdiv(q_length, block_q)", "(q_length // block_q)", FULL,
              "2560 elements of o were never stored"),
     "scale": ("request.scale * LOG2E", "1.0 * LOG2E", FULL, "not multiplied by request.scale"),

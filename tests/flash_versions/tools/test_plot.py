@@ -39,14 +39,14 @@ def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(plot, "PLOTS", {x: ALL[x] for x in ("generation", "memory")})
     monkeypatch.setattr(plot, "read_results", lambda: RESULTS)
-    assert plot.main() == 0
+    plot.draw_all(plot.PLOTS)
     generation = plot.path_of("generation", ALL["generation"])
     text = generation.read_text()
     assert ET.fromstring(text).tag.endswith("svg") and "<dc:date>" not in text
     assert text == plot.svg(ALL["generation"], ALL["generation"].data(RESULTS))
     lost = without(lambda row: row.get("suite") != "table")
     monkeypatch.setattr(plot, "read_results", lambda: lost)
-    assert plot.main() == 0
+    plot.draw_all(plot.PLOTS)
     assert list(plot.FIGURES.rglob("*.*")) == [generation]
     assert "memory: nothing was measured to draw it from" in capsys.readouterr().err
 

@@ -50,6 +50,21 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
     return q, k, v
 
 
+def beside_others(request, width):
+    """A request whose heads have so many dims in memory: behind its own are another head's, NaN."""
+    wide = [torch.full((*x.shape[:3], width), torch.nan, dtype=x.dtype) for x in request[:3]]
+    q, k, v = (place[..., : x.shape[3]].copy_(x) for place, x in zip(wide, request[:3]))
+    return request._replace(q=q, k=k, v=v)
+
+
+def of_dims(place, head_dims, options):
+    """A call of these head dims, of q and k and of v: (inputs, options), which come round."""
+    (D, D_v), given = head_dims[place], options[place % len(options)]
+    dtype = torch.float16 if place % 2 else torch.bfloat16
+    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
+    return ([x[0] for x in inputs] if "cu_seqlens_q" in given else inputs), given
+
+
 def small(version, **switches):
     """A configuration with blocks of 64 keys, of which there are more."""
     of = {"fa3": "HopperConfig", "fa4": "RolesConfig"}[version]

@@ -250,19 +250,6 @@ def one_type(a):
 
 
 @triton.jit
-def find(x, n):
-    for i in range(n):
-        if tl.load(x + i) < 0:
-            return i  # here
-    return n
-
-
-@refused("return")
-def helper_returns_in_a_loop(x, out, n):
-    tl.store(out, find(x, n))
-
-
-@triton.jit
 def first(a):
     return a[0]  # here
 
@@ -286,17 +273,6 @@ def helper_with_defaults(x, out):
     value = shifted(tl.load(x))
     value = shifted(value, tl.load(x), LEFT=False)
     tl.store(out, shifted(value, shift=3))
-
-
-@triton.jit
-def widths(BLOCK: tl.constexpr):
-    size = BLOCK * 2
-    return tl.arange(0, size)  # here
-
-
-@refused("size")
-def helper_assigns_a_size(out, BLOCK: tl.constexpr):
-    tl.store(out + widths(BLOCK), 1.0)
 
 
 # Statements.
@@ -331,15 +307,3 @@ def string_is_compared(x, out, ACT: tl.constexpr):
         value = tl.maximum(value, 0.0)
     pass
     tl.store(out, value)
-
-
-# Whole kernels.
-
-
-@refused()
-def softmax_of_rows(x, out, n, BLOCK: tl.constexpr):
-    rows, cols = tl.arange(0, 4), tl.arange(0, BLOCK)
-    values = tl.load(x + rows[:, None] * n + cols[None, :])
-    top = tl.max(values, axis=1)
-    values = tl.exp(values - top)  # here, fine: values = tl.exp(values - top[:, None])
-    tl.store(out + rows[:, None] * n + cols[None, :], values)

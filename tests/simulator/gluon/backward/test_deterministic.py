@@ -26,8 +26,6 @@ from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon import hopper
 from tests.simulator.gluon.hopper import gpu, qkv
 
-FAR = 2**30  # see `tiles/ragged.py`
-
 
 def shuffled(programs):
     return torch.randperm(programs).tolist()

@@ -14,6 +14,7 @@ from flash_versions.versions.fa3.hopper.backward import host
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
+from tests.simulator.gluon import hopper
 from tests.simulator.gluon.hopper import BACKWARD, check_gradients, differentiate, gpu, qkv, taken
 from tests.simulator.gluon.orders import in_every_order, in_turn
 
@@ -127,23 +128,15 @@ OF_DIMS = [
 
 @in_turn("place", range(len(HEAD_DIMS)))
 def test_head_dims(place, order):
-    (D, D_v), options = HEAD_DIMS[place], OF_DIMS[place % len(OF_DIMS)]
-    dtype = FP16 if place % 2 else torch.bfloat16
-    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
-    if "cu_seqlens_q" in options:
-        inputs = [x[0] for x in inputs]
+    inputs, options = hopper.of_dims(place, HEAD_DIMS, OF_DIMS)
     check_gradients(None, *inputs, **options)
 
 
 @pytest.mark.parametrize("D", [72, 144])
 def test_what_lies_beyond_the_head_dim_is_not_touched(D):
-    """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
+    """Of 72 dims the second panel has 8."""
     request = make_request(*qkv(100, 100, 2, D), causal=True)
-    wide = [torch.full((*x.shape[:3], D + 8), torch.nan, dtype=x.dtype) for x in request[:3]]
-    q, k, v = (place[..., :D] for place in wide)
-    for narrow, x in zip((q, k, v), request[:3]):
-        narrow.copy_(x)
-    gradients, do = differentiate(request._replace(q=q, k=k, v=v))
+    gradients, do = differentiate(hopper.beside_others(request, D + 8))
     assert_ok(assess_request(gradients, request, do))
 
 

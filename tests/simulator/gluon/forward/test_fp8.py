@@ -19,6 +19,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.quantized import prepare
 from tests.helpers.kernels.watch import told
+from tests.simulator.gluon import hopper
 from tests.simulator.gluon.hopper import HOSTS, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
@@ -36,11 +37,9 @@ def quick_oracle(monkeypatch):
     monkeypatch.setattr(budget, "available", lambda device: True)
 
 
-def qkv(M, N, heads, D, kv_heads=None, batch=1, D_v=None):
-    q = torch.randn(batch, M, heads, D)
-    k = torch.randn(batch, N, kv_heads or heads, D)
-    v = torch.randn(batch, N, kv_heads or heads, D_v or D) + 0.5
-    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+def qkv(*sizes, **more):
+    q, k, v = hopper.qkv(*sizes, **more)
+    return q, k, v + 0.5
 
 
 def attend(version, config, request):

@@ -12,6 +12,7 @@ from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.watch import told
+from tests.simulator.gluon import hopper
 from tests.simulator.gluon.hopper import HOSTS, VERSIONS, attend, check, gpu, qkv, small, taken
 from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
 
@@ -115,24 +116,15 @@ OF_DIMS = [
 
 @in_turn("place version", of_both(range(len(HEAD_DIMS))))
 def test_head_dims(place, version, order):
-    (D, D_v), options = HEAD_DIMS[place], OF_DIMS[place % len(OF_DIMS)]
-    dtype = FP16 if place % 2 else torch.bfloat16
-    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
-    if "cu_seqlens_q" in options:
-        inputs = [x[0] for x in inputs]
+    inputs, options = hopper.of_dims(place, HEAD_DIMS, OF_DIMS)
     check(version, None, *inputs, **options)
 
 
 @by_version
 def test_what_lies_beyond_the_head_dim_is_not_read(version):
-    """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
+    """Of 72 dims the second panel has 8."""
     request = make_request(*qkv(100, 100, 2, 72))
-    wide = [torch.full((*x.shape[:3], 80), torch.nan, dtype=x.dtype) for x in request[:3]]
-    q, k, v = (place[..., :72] for place in wide)
-    for narrow, x in zip((q, k, v), request[:3]):
-        narrow.copy_(x)
-    found = attend(version, request._replace(q=q, k=k, v=v))
-    assert_ok(assess_request(found, request))
+    assert_ok(assess_request(attend(version, hopper.beside_others(request, 80)), request))
 
 
 # ------------------------------------------------------------------------------- masks

@@ -222,9 +222,9 @@ MASKS = {
 }  # fmt: skip
 
 
-def intervals(options, M=300, N=300, head_dim=64, heads=(2, 1), batch=1):
+def intervals(options, M=300, N=300, heads=(2, 1), batch=1):
     """A request, and what o's gradient is."""
-    inputs = qkv(M, N, heads[0], head_dim, heads[1], batch)
+    inputs = qkv(M, N, heads[0], 64, heads[1], batch)
     return make_request(*inputs, num_splits=1, **options), torch.randn_like(inputs[0])
 
 

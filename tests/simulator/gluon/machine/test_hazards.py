@@ -2,6 +2,7 @@
 dead-locks are told with what is wrong.
 """
 
+import re
 from functools import partial
 
 import numpy as np
@@ -19,19 +20,19 @@ TILES, SLOTS = 5, 2
 ONE = Tile(np.ones((4, 8), np.float32), float32)
 
 
-def produce(slots, full, empty, waits, phase):
+def produce(slots, full, empty, tiles, waits, phase, expected):
     """Fill slots in turn."""
-    for i in range(TILES):
+    for i in range(tiles):
         if waits:
             mbarrier.wait(empty.index(i % SLOTS), (i // SLOTS & 1) ^ phase)
         slots.index(i % SLOTS).store(ONE)
         tma.fence_async_shared()
-        mbarrier.arrive(full.index(i % SLOTS))
+        (mbarrier.expect if expected else mbarrier.arrive)(full.index(i % SLOTS), expected or 1)
 
 
-def consume(slots, full, empty, waits, early):
+def consume(slots, full, empty, tiles, waits, early):
     """Read slots in turn."""
-    for i in range(TILES):
+    for i in range(tiles):
         if waits:
             mbarrier.wait(full.index(i % SLOTS), i // SLOTS & 1)
         if early:
@@ -42,7 +43,10 @@ def consume(slots, full, empty, waits, early):
             mbarrier.arrive(empty.index(i % SLOTS))
 
 
-def ring(fills=(True, 1), reads=(True, False), counts=(1, 1), consumers=1):
+def ring(
+    filled=TILES, read=TILES, fills=(True, 1), reads=(True, False), counts=(1, 1), consumers=1,
+    expected=0
+):  # fmt: skip
     """A ring, with its producer and consumers."""
     slots = allocate_shared_memory(float32, [SLOTS, 4, 8])
     full, empty = mbarrier.allocate_mbarrier(SLOTS), mbarrier.allocate_mbarrier(SLOTS)
@@ -50,8 +54,9 @@ def ring(fills=(True, 1), reads=(True, False), counts=(1, 1), consumers=1):
         for barrier in barriers:
             mbarrier.init(barrier, count)
     tma.fence_async_shared()
-    parts = [(consume, (slots, full, empty, *reads)) for _ in range(consumers)]
-    warp_specialize([*parts, (produce, (slots, full, empty, *fills))], [4] * (consumers - 1) + [1])
+    parts = [(consume, (slots, full, empty, read, *reads)) for _ in range(consumers)]
+    parts.append((produce, (slots, full, empty, filled, *fills, expected)))
+    warp_specialize(parts, [4] * (consumers - 1) + [1])
 
 
 def run(**given):
@@ -101,6 +106,34 @@ def test_what_no_barrier_orders(given, said, order):
 def test_what_a_dead_lock_comes_from(given, said, order):
     with pytest.raises(Deadlock, match=said):
         run(**given)
+
+
+ENDS = {
+    "the consumer ends early": (
+        {"read": 1},
+        r"produce 1 in produce:\d+: mbarrier.wait\(empty.*\n"
+        r" +It waits for the end of phase 0 of slot 1 of `empty`, which needs 1 more arrival "
+        r"\(it counts 1\)\.\n.*No partition has arrived there",
+    ),
+    "the producer ends early": (
+        {"filled": 1},
+        r"phase 0 of slot 1 of `full`, which .*\n.*No partition has arrived there and no load",
+    ),
+    "the producer ends behind a phase": (
+        {"filled": 4},
+        r"phase 0 of slot 0 of `full`.*\n.*last arrival came from program 0, produce 1, at turn "
+        r"\d+\. program 0, produce 1 has ended\.",
+    ),
+    "no load": ({"expected": 64}, r"slot 0 of `full`, which needs 64 more bytes from a load"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_dead_lock_says_what_is_missing_and_who_arrived_last(name):
+    given, found = ENDS[name]
+    with pytest.raises(Deadlock) as failed:
+        run_grid(partial(ring, **given), (1, 1, 1), ())
+    assert re.search(found, str(failed.value)), failed.value
 
 
 def test_a_named_barrier_that_others_do_not_reach():

@@ -25,9 +25,9 @@ def order():
         yield
 
 
-def barrier(count=1):
+def barrier():
     made = mbarrier.Barrier()
-    mbarrier.init(made, count)
+    mbarrier.init(made, 1)
     return made
 
 
