@@ -24,10 +24,10 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
     Window,
-    block_range,
     first_visible,
     last_visible,
     mask_scores,
+    seen_blocks,
 )
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -124,12 +124,8 @@ def backward_kernel(
     for j in tl.range(0, tl.cdiv(keys.length, BLOCK_KV), num_stages=1):
         first = j * BLOCK_KV
         last = tl.minimum(first + BLOCK_KV, keys.length) - 1
-        begin, _, _, end = block_range(
-            first_visible(first, -offset, window.right),
-            last_visible(first, -offset, window.left, q_length),
-            first_visible(last, -offset, window.right),
-            last_visible(last, -offset, window.left, q_length),
-            BLOCK_Q,
+        begin, _, _, end = seen_blocks(
+            first, last, -offset, window.right, window.left, q_length, BLOCK_Q
         )
         k_pos = first + tl.arange(0, BLOCK_KV)
         k_tile = load_rows(k, keys, k_pos, MASKED=True)

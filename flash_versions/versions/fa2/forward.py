@@ -48,12 +48,11 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2 import decode, stream_k
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import decodes
+from flash_versions.versions.fa2.decode import decodes, store_partial, store_result
 from flash_versions.versions.fa2.splits import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalize,
     softmax_step,
 )
 from flash_versions.versions.tiles.intervals import (
@@ -62,13 +61,7 @@ from flash_versions.versions.tiles.intervals import (
     listed_blocks,
     mask_unseen,
 )
-from flash_versions.versions.tiles.rows import (
-    Rows,
-    View,
-    load_rows,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, load_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -117,55 +110,41 @@ def fold_block(
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, begin, full_begin,
-    full_end, end,
+    state, given, window, begin, full_begin, full_end, end,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
+    """Fold KV blocks [begin, end) into the state of a query tile, (acc, row_max, row_sum); given:
+    what `fold_block` takes beside it.
 
     Blocks outside [full_begin, full_end) are masked.
     """
     if window.left is not None:
         for j in range(begin, full_begin):
-            acc, row_max, row_sum = fold_block(
-                j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-                BLOCK_KV, MASKED=True
-            )  # fmt: skip
+            state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
     for j in range(full_begin, full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            BLOCK_KV, MASKED=False
-        )  # fmt: skip
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
     for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            BLOCK_KV, MASKED=True
-        )  # fmt: skip
-    return acc, row_max, row_sum
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+    return state
 
 
 @triton.jit
 def attend_listed(
-    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, tile, split,
-    num_splits,
+    state, given, intervals, keys, tile, split, num_splits,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """The same with one split of the blocks that an interval mask leaves of a tile."""
-    line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
+    line, masked, all_blocks = listed_blocks(intervals, keys, tile)
     blocks_per_split = tl.cdiv(all_blocks, num_splits)
     begin = tl.minimum(split * blocks_per_split, all_blocks)
     end = tl.minimum(begin + blocks_per_split, all_blocks)
     for i in range(begin, tl.minimum(masked, end)):
-        acc, row_max, row_sum = fold_block(
-            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
-            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
-        )  # fmt: skip
+        j = listed_block(intervals, line, i, masked)
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
     for i in range(tl.maximum(masked, begin), end):
-        acc, row_max, row_sum = fold_block(
-            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
-            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    return acc, row_max, row_sum
+        j = listed_block(intervals, line, i, masked)
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
+    return state
 
 
 @triton.jit
@@ -199,26 +178,22 @@ def forward_tile(
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
     if window.intervals is not None and not IN_ORDER:
         acc, row_max, row_sum = attend_listed(
-            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            tile, split, num_splits, BLOCK_KV
+            (acc, row_max, row_sum), (q_tile, queries, k, v, sequences, keys, window, mods),
+            window.intervals, keys, tile, split, num_splits, BLOCK_KV
         )  # fmt: skip
     else:
         acc, row_max, row_sum = attend(
-            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            begin, full_begin, full_end, end, BLOCK_KV
+            (acc, row_max, row_sum), (q_tile, queries, k, v, sequences, keys, window, mods),
+            window, begin, full_begin, full_end, end, BLOCK_KV
         )  # fmt: skip
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     acc = descale_values(acc, mods, queries.sequence_head)
     if SPLIT:
-        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
-        store_rows(partials.acc, slot, queries.pos, acc)
-        store_row_values(partials.row_max, slot, queries.pos, row_max)
-        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+        slot = split * slots + rows.batch
+        store_partial(partials, slot, rows, queries, acc, row_max, row_sum)
     else:
-        out, lse = finalize(acc, row_max, row_sum)
-        store_rows(o, rows, queries.pos, out)
-        store_row_values(lse_out, rows, queries.pos, lse)
+        store_result(o, lse_out, rows, queries, acc, row_max, row_sum)
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -142,17 +142,13 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    state = acc, row_max, row_sum
+    given = q_tile, last_key, k, v, keys, scale_log2
     for j in range(full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
-            MASKED=False
-        )  # fmt: skip
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
     for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
-            MASKED=True
-        )  # fmt: skip
-    out, lse = finalize(acc, row_max, row_sum)
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+    out, lse = finalize(*state)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)
 

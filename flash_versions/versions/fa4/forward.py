@@ -141,17 +141,13 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    state = acc, row_max, row_sum
+    given = q_tile, last_key, k, v, keys, scale_log2
     for i in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            full_end + end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys,
-            scale_log2, rule, BLOCK_KV, MASKED=True
-        )  # fmt: skip
+        state = fold_block(full_end + end - 1 - i, *state, *given, rule, BLOCK_KV, MASKED=True)
     for i in range(full_end):
-        acc, row_max, row_sum = fold_block(
-            full_end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2,
-            rule, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    out, lse = finalize(acc, row_max, row_sum)
+        state = fold_block(full_end - 1 - i, *state, *given, rule, BLOCK_KV, MASKED=False)
+    out, lse = finalize(*state)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)
 

@@ -360,7 +360,7 @@ def attend_in_order(
 
 @gluon.jit
 def attend_in_splits(
-    problem, schedule, scales, buffers, totals, q, q_stage, stage, query, begin, end,
+    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, totals,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """`attend` split by split (`totals.py`), the last one first, and to the sink behind them:
@@ -412,20 +412,13 @@ def consume(
         q = buffers.q.tile(q_stage).pair()
         if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
+        given = mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end
         if totals.SPLIT > 0:
-            acc, row_max, row_sum, stage = attend_in_splits(
-                mine, schedule, tile_scales, buffers, totals, q, q_stage, stage, query, begin, end,
-                CONSUMER
-            )  # fmt: skip
+            acc, row_max, row_sum, stage = attend_in_splits(*given, totals, CONSUMER)
         elif schedule.OVERLAP:
-            acc, row_max, row_sum, stage = attend(
-                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, True,
-                CONSUMER
-            )  # fmt: skip
+            acc, row_max, row_sum, stage = attend(*given, True, CONSUMER)
         else:
-            acc, row_max, row_sum, stage = attend_in_order(
-                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
-            )
+            acc, row_max, row_sum, stage = attend_in_order(*given, CONSUMER)
         if problem.LEFT:
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:

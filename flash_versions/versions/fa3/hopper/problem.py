@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from flash_versions.versions.fa3.fp8.pairs import are_pairs, hidden, paired
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2, make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
-from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.algebra import first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
@@ -227,12 +227,8 @@ class QueryProblem:
         right = self.window_right if self.RIGHT else None
         last = gl.minimum(query + self.queries(ROWS), self.q_length) - 1
         offset = self.kv_length - self.q_length
-        begin, full_begin, full_end, end = block_range(
-            first_visible(query, offset, left),
-            last_visible(query, offset, right, self.kv_length),
-            first_visible(last, offset, left),
-            last_visible(last, offset, right, self.kv_length),
-            self.BLOCK_KV,
+        begin, full_begin, full_end, end = seen_blocks(
+            query, last, offset, left, right, self.kv_length, self.BLOCK_KV
         )
         return begin, full_begin, full_end, gl.maximum(end, begin + 1)
 

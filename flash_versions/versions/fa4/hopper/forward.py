@@ -214,16 +214,14 @@ def consume(
         mine, query, head, sequence = problem.locate(tile)
         own_query = query + CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, own_query, head, sequence)
+        given = (
+            mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head, sequence,
+            round
+        )  # fmt: skip
         if schedule.STARTS and tile_scales.largest_score() <= LIMIT:
-            stage = compute(
-                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
-                sequence, round, CONSUMER, True
-            )  # fmt: skip
+            stage = compute(*given, CONSUMER, True)
         else:
-            stage = compute(
-                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
-                sequence, round, CONSUMER, False
-            )  # fmt: skip
+            stage = compute(*given, CONSUMER, False)
         tile = scheduler.receive(round)
         round += 1
         trace.enter(ME, round, 0, AWAIT)
