@@ -32,6 +32,7 @@ from flash_versions.versions.tiles.algebra import (
 from flash_versions.versions.tiles.rows import (
     Rows,
     View,
+    launch_tiles,
     load_row_values,
     load_rows,
     store_rows,
@@ -112,7 +113,7 @@ def fold_queries(
 @triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(
     queries, k, v, dk_out, dv_out, sequences, window, q_length, kv_length, kv_heads, scale,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_DLSE: tl.constexpr
+    GROUP: tl.constexpr, HAS_DLSE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per (key head, batch): it alone writes the gradients of its heads."""
     kv_head = tl.program_id(0) % kv_heads
@@ -192,16 +193,12 @@ def backward(
     )
     views = tuple(View.of(x) for x in (k, v, dk, dv))
     given = (Sequences.of(request), Window(request.window_left, request.window_right))
-    launch_backward(
+    launch_tiles(
+        launch_backward,
         (kv_heads * batch,),
         (queries, *views, *given, q_length, kv_length, kv_heads, request.scale),
-        {
-            "GROUP": request.group,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-            "HAS_DLSE": dlse is not None,
-        },
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
+        HAS_DLSE=dlse is not None,
     )
     return dq.to(q.dtype), dk, dv, None

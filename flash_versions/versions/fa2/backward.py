@@ -43,6 +43,7 @@ from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,
+    launch_tiles,
     load_row_values,
     load_rows,
     store_row_values,
@@ -373,25 +374,20 @@ def backward(
     alike = listed is None or config.block_kv == q_config.block_kv
     intervals = listed if alike else Intervals.of(request, config.block_kv)
     about = (tiles.plan, sequences, Window(*sides, intervals))
-    launch_dkdv(
+    launch_tiles(
+        launch_dkdv,
         (tiles.number * kv_heads * k.shape[0],),
         (*views, *row_views, View.of(dk), View.of(dv), *about, *given, *lengths, tiles.number),
-        {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=group,
     )
-    config = q_config
     about = (q_tiles.plan, sequences, Window(*sides, listed))
-    launch_dq(
+    launch_tiles(
+        launch_dq,
         (q_tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), *about, *given, *lengths, q_tiles.number),
-        {
-            "GROUP": group,
-            "IN_ORDER": request.batch_invariant,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+        q_config,
+        GROUP=group,
+        IN_ORDER=request.batch_invariant,
     )
     return dq, dk, dv, sink_gradient(request.sink, lse, delta)

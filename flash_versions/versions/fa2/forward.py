@@ -43,27 +43,26 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher
-from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2 import decode, stream_k
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import decodes, store_partial, store_result
-from flash_versions.versions.fa2.splits import splits_of
-from flash_versions.versions.tiles.algebra import (
-    Window,
-    blocks_of_queries,
-    softmax_step,
+from flash_versions.versions.fa2.decode import (
+    arguments,
+    decodes,
+    store_partial,
+    store_result,
 )
+from flash_versions.versions.fa2.splits import splits_of
+from flash_versions.versions.tiles.algebra import blocks_of_queries, softmax_step
 from flash_versions.versions.tiles.intervals import (
     Intervals,
     listed_block,
     listed_blocks,
     mask_unseen,
 )
-from flash_versions.versions.tiles.rows import Rows, View, load_rows
+from flash_versions.versions.tiles.rows import Rows, launch_tiles, load_rows
 from flash_versions.versions.tiles.score_mods import (
-    ScoreMods,
     add_alibi,
     cap_scores,
     descale_scores,
@@ -73,7 +72,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_outputs, rows_in_pages
+from flash_versions.versions.tiles.sequences import new_outputs, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
@@ -239,49 +238,26 @@ def forward(
     if decodes(request) and not exact:
         kernel = stream_k if request.num_splits is None and stream_k.pays(request) else decode
         return kernel.forward(request, config)
-    q, k, v, group = request.q, request.k, request.v, request.group
-    batch, q_length, heads, _ = q.shape
-    kv_heads = heads // group
+    group, (batch, q_length, _, _) = request.group, request.q.shape
     # One tile for every length: a product, and so its order of additions, has the same shape.
     rows = EXACT_ROWS if exact else q_length * group
     config = config or default_config(rows, request, MEASURED)
     o, lse = new_outputs(request)
     (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
-    programs = tiles.number * kv_heads * batch  # packed: a batch of one
+    programs = tiles.number * request.k.shape[2] * batch  # packed: a batch of one
     num_splits, partials = 1 if exact else splits_of(request, programs, config.block_kv), None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
-    mods = ScoreMods.of(request)
-    launch_forward(
+    given = arguments(request, o, lse, partials, tiles.plan, intervals=intervals)
+    launch_tiles(
+        launch_forward,
         (programs, num_splits),
-        (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            partials,
-            tiles.plan,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right, intervals),
-            mods.with_descales(request) if is_fp8(q) else mods,
-            q_length,
-            request.max_kv_length,
-            batch,
-            kv_heads,
-            tiles.number,
-            num_splits,
-        ),
-        {
-            "GROUP": group,
-            "SPLIT": partials is not None,
-            "IN_ORDER": exact,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+        (*given, tiles.number, num_splits),
+        config,
+        GROUP=group,
+        SPLIT=partials is not None,
+        IN_ORDER=exact,
     )
     if partials is not None:
         combine(partials, num_splits, o, lse)

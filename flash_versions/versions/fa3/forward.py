@@ -56,7 +56,14 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     softmax_step,
 )
-from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
+from flash_versions.versions.tiles.rows import (
+    Rows,
+    View,
+    cdiv,
+    launch_tiles,
+    store_row_values,
+    store_rows,
+)
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import describable, describe, undescribable
 
@@ -258,7 +265,8 @@ def launch(
     o, lse = new_outputs(request)
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
-    launcher(
+    launch_tiles(
+        launcher,
         (total,),
         (
             describe(q, config.block_q),
@@ -276,8 +284,7 @@ def launch(
             total,
             heads_of_section(request),
         ),
-        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
     )
     return o, lse, None

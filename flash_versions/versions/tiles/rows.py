@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 
 
 class View(NamedTuple):
@@ -57,6 +58,18 @@ def tile_width(head_dim: int) -> tuple[tl.constexpr, tl.constexpr]:
     them with those of the launches before.
     """
     return tl.constexpr(head_dim), tl.constexpr(padded_head_dim(head_dim))
+
+
+def launch_tiles(
+    launcher: Launcher,
+    grid: tuple[int, ...],
+    arguments: tuple,
+    config: LaunchConfig,
+    **constants: Any,
+) -> None:
+    """Launch a kernel with the tile sizes of a configuration, which are its last constants."""
+    constants |= {"BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv}
+    launcher(grid, arguments, constants, config.num_warps, config.num_stages)
 
 
 def cdiv(a: int, b: int) -> int:
