@@ -29,7 +29,6 @@ from the code of FlashAttention 3.
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, constant_in_compile, devices
 from flash_versions.dispatch.launch import Launcher
@@ -58,7 +57,7 @@ from flash_versions.versions.tiles.score_mods import (
     sink_state,
 )
 from flash_versions.versions.tiles.sequences import Sequences
-from flash_versions.versions.tiles.tma import portable_box
+from flash_versions.versions.tiles.tma import describe
 from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
 OFFSET = tl.constexpr(P_OFFSET)
@@ -235,11 +234,6 @@ def choose_config(request: Request) -> LaunchConfig:
         block_kv = BLOCK_KEYS if plain and head_dim <= 128 else 64
         config = LaunchConfig(block_q, block_kv, num_warps=block_q // 16, num_stages=3)
     return config.fitted(head_dim, 1, limit)
-
-
-def describe(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A (batch, rows, heads, columns) tensor as boxes of one head."""
-    return portable_box(x.dtype, rows, columns)(x)
 
 
 def scales(x: torch.Tensor, blocks: int) -> View:

@@ -116,7 +116,7 @@ def kv_apart(request: Request) -> int | None:
     return apart if apart * request.k.shape[0] + request.k.shape[1] <= FAR.value else None
 
 
-def num_tiles(request: Request, config: HopperConfig) -> int:
+def num_tiles(request: Request, config: Any) -> int:
     """The tiles of queries; of packed sequences, those that there may be."""
     batch, q_length, heads, _ = request.q.shape
     tiles = cdiv(q_length, config.queries) * batch
@@ -125,8 +125,8 @@ def num_tiles(request: Request, config: HopperConfig) -> int:
     return tiles * (heads // config.heads)
 
 
-def num_programs(request: Request, config: HopperConfig) -> int:
-    """A program for each tile, or as many as the GPU holds at once."""
+def num_programs(request: Request, config: Any) -> int:
+    """A program for each tile, or as many as the GPU holds at once; also for FA4 on Blackwell."""
     tiles = num_tiles(request, config)
     if config.scheduler == "grid":
         return tiles

@@ -27,7 +27,8 @@ class BlackwellConfig:
     degree: int | None = None
     scheduler: str = "static"
 
-    block_q = 256  # query rows of a program's tile: two tiles of tensor memory
+    queries = 256  # of a program's tile: two tiles of tensor memory
+    heads = 1  # of a tile
     block_kv = 128
 
     def __post_init__(self) -> None:

@@ -76,11 +76,11 @@ from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, numbers
+from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, num_programs, numbers
 from flash_versions.versions.fa3.hopper.intervals import make_block_lists
 from flash_versions.versions.fa3.hopper.problem import COUNTS, QueryProblem
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
-from flash_versions.versions.fa4.blackwell.host import constants, num_programs, tensors
+from flash_versions.versions.fa4.blackwell.host import constants, tensors
 from flash_versions.versions.fa4.blackwell.tensor_memory import (
     ROWS,
     columns_layout,
@@ -450,6 +450,5 @@ def forward(
     config = config or default_config(request)
     o, lse = new_outputs(request, O_MULTIPLE)
     arguments = *tensors(request, config, o, lse), *numbers(request)
-    grid = (num_programs(request, config),)
-    launch_forward(grid, arguments, constants(request, config))
+    launch_forward((num_programs(request, config),), arguments, constants(request, config))
     return narrowed(o, request.v), lse, None

@@ -5,17 +5,14 @@ launch.
 from typing import Any
 
 import torch
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width
-from flash_versions.versions.fa3.hopper.host import counters, window_constants
+from flash_versions.versions.fa3.hopper.host import SIXTEEN_BITS, counters, window_constants
 from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig
 from flash_versions.versions.fa4.blackwell.tensor_memory import ROWS
 from flash_versions.versions.fa4.exp2 import DEGREES
-from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 
 PORTABLE_ONLY = (
@@ -31,7 +28,7 @@ def left_to_portable(request: Request) -> str | None:
     q, v = request.q, request.v
     if not tensor_memory.available(q.device):
         return f"{q.device} is no sm_100 GPU (compute capability 10.0)."
-    if q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dtype not in SIXTEEN_BITS:
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what this kernel multiplies."
     if (head_dim := max(q.shape[3], v.shape[3])) > 128:
         return f"head_dim {head_dim} is left to the portable kernel; tensor memory holds up to 128."
@@ -43,37 +40,15 @@ def left_to_portable(request: Request) -> str | None:
     return None
 
 
-def tile_width(request: Request) -> int:
-    """The columns of all tiles, as K and V go through one pipeline: at least 64, as narrower ones
-    are known from Hopper only.
-    """
-    return max(64, box_width(max(request.q.shape[3], request.v.shape[3])))
-
-
-def describe_all(
-    request: Request, o: torch.Tensor, config: BlackwellConfig
-) -> tuple[TensorDescriptor, ...]:
-    """Q, K, V and O as boxes."""
-    width, rows = tile_width(request), ROWS.value
-    return (
-        describe_swizzled(request.q, rows, width),
-        describe_swizzled(request.k, config.block_kv, width),
-        describe_swizzled(request.v, config.block_kv, width),
-        describe_swizzled(o, rows, width),
-    )
-
-
 def tensors(request: Request, config: BlackwellConfig, o: torch.Tensor, lse: torch.Tensor) -> tuple:
-    """The arguments of the kernel that are tensors."""
+    """The arguments of the kernel that are tensors. All tiles have the same columns, as K and V go
+    through one pipeline: at least 64, as narrower ones are known from Hopper only.
+    """
+    width = max(64, box_width(max(request.q.shape[3], request.v.shape[3])))
+    q_box, o_box = (describe_swizzled(x, ROWS.value, width) for x in (request.q, o))
+    of_keys = (describe_swizzled(x, config.block_kv, width) for x in (request.k, request.v))
     claims = counters.take(o.device) if config.scheduler == "dynamic" else lse
-    return (*describe_all(request, o, config), lse, claims)
-
-
-def num_programs(request: Request, config: BlackwellConfig) -> int:
-    """A program for each tile, or as many as the GPU holds at once."""
-    batch, q_length, heads, _ = request.q.shape
-    tiles = cdiv(q_length, config.block_q) * heads * batch
-    return min(tiles, devices[request.q.device].num_sms)
+    return q_box, *of_keys, o_box, lse, claims
 
 
 def constants(request: Request, config: BlackwellConfig) -> dict[str, Any]:

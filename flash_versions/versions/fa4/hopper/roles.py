@@ -8,8 +8,6 @@ launch (`trace.py`) notes when, and `check` compares these notes with the table.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from triton.experimental.gluon import language as gl
-
 
 class Transition(NamedTuple):
     """A step that a role may take."""
@@ -59,16 +57,6 @@ MEANING = {
 ROLES = ("loader", "storer", "consumer")
 STATES = tuple(MEANING)  # of all roles, numbered
 NUMBERS = {state: i for i, state in enumerate(STATES)}
-
-
-def number(role: str, state: str) -> gl.constexpr:
-    """A state's number, a constant for the kernel."""
-    return gl.constexpr(NUMBERS[role, state])
-
-
-AWAIT = number("consumer", "await")
-HAND_OVER = number("consumer", "hand over")
-IDLE, STORE = number("storer", "idle"), number("storer", "store")
 
 
 def check(role: str, states: Iterable[str]) -> None:

@@ -42,11 +42,14 @@ class Trace:
     ON: gl.constexpr
 
     @gluon.jit
-    def enter(self, role, round, block, STATE: gl.constexpr):
-        """A role enters a state: in its tile number `round`, for the `block`-th block of keys."""
+    def enter(self, role, round, block, KIND: gl.constexpr, STATE: gl.constexpr):
+        """A role of a kind enters a state: in its tile number `round`, for the `block`-th block of
+        keys.
+        """
         if self.ON:
+            NUMBER: gl.constexpr = number_of(KIND, STATE)
             offset = gl.program_id(0) * (FIXED_ROLES + self.CONSUMERS) + role
             offset = (offset * self.ROUNDS + round) * self.BLOCKS + block
             inside = (round < self.ROUNDS) & (block < self.BLOCKS)
-            offset = gl.to_tensor(offset).to(gl.int64) * NUM_STATES + STATE
+            offset = gl.to_tensor(offset).to(gl.int64) * NUM_STATES + NUMBER
             gl.store(self.stamps + offset, clock(), mask=inside)
