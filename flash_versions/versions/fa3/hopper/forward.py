@@ -23,7 +23,7 @@ What changes.
 * A row's sum is in parts until its tile ends, one for each of the four threads that share the row
   (`wgmma.RowSums`). Its maximum has to be whole in every block.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
-  from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
+  from all rows of one consumer. It gives their slots back unread (`pass_over`) and leaves the
   tensor cores to the others.
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
@@ -90,7 +90,6 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.fa3.hopper.totals import Totals, merge_rows
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
@@ -188,6 +187,36 @@ def make_buffers(
         full, empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
     o_pipeline = Pipeline(make_slots(o, CONSUMERS), full, empty, CONSUMERS)
     return Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_pipeline)
+
+
+@gluon.jit
+def fill_values(problem, buffers, stage, v, sequence, kv_head, block):
+    """Producer: load a block of V, which is stored transposed in FP8."""
+    key = block * problem.BLOCK_KV
+    if is_fp8(v.first.dtype):
+        buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
+    else:
+        buffers.v.fill(stage, v, problem.kv_box(sequence, kv_head, key))
+
+
+@gluon.jit
+def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
+    """Consumer: give back the slots of so many blocks, of which none of its rows sees a key: the
+    stage behind them.
+
+    To arrive before a slot is full could count as having read what was there before. K's slot comes
+    before the turn, because the consumer that has the turn may be waiting for it.
+    """
+    for _ in range(blocks):
+        buffers.k.wait(stage)
+        buffers.k.release(stage)
+        if schedule.PING_PONG:
+            named_barrier_sync(CONSUMER)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        buffers.v.wait(stage)
+        buffers.v.release(stage)
+        stage = stage.next()
+    return stage
 
 
 @gluon.jit

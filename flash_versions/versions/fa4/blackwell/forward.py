@@ -79,8 +79,12 @@ from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, num_programs, numbers
 from flash_versions.versions.fa3.hopper.intervals import make_block_lists
 from flash_versions.versions.fa3.hopper.problem import COUNTS, QueryProblem
-from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
-from flash_versions.versions.fa4.blackwell.host import constants, tensors
+from flash_versions.versions.fa4.blackwell.host import (
+    BlackwellConfig,
+    constants,
+    default_config,
+    tensors,
+)
 from flash_versions.versions.fa4.blackwell.tensor_memory import (
     ROWS,
     columns_layout,

@@ -7,7 +7,7 @@ exponentials, and at the end of a tile wait for their own stores.
 What changes.
 * Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
   `roles.py` has their states and transitions as a table, and the code enters them by name. An
-  instrumented launch notes when (`trace.py`), and a test compares that with the table.
+  instrumented launch notes when (`roles.Trace`), and a test compares that with the table.
 * Conditional rescaling (`softmax.py`, `correction.py`): a warp multiplies its part of the
   accumulator only if one of its rows was raised. The correction is a state of the consumers and not
   a role, because Hopper's accumulator is in the consumers' registers, which no other warp can read.
@@ -59,18 +59,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import make_scales
-from flash_versions.versions.fa3.hopper.forward import attend, first_state, make_buffers, produce
+from flash_versions.versions.fa3.hopper.forward import (
+    attend,
+    first_state,
+    make_buffers,
+    pass_over,
+    produce,
+)
 from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     moved,
     number_of_parts,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import pass_over
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.correction import corrected
+from flash_versions.versions.fa4.hopper.roles import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.hopper.starts import LIMIT, raise_start, reference_of
-from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
     as_matrix,

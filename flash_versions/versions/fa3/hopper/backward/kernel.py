@@ -126,11 +126,17 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     make_plan,
     tensors,
 )
-from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
-from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    Q_EMPTY,
+    Q_THREADS,
+    Inputs,
+    load_do,
+    load_q,
+    make_buffers,
+)
 from flash_versions.versions.fa3.hopper.backward.wider.halves import (
     accumulate_and_load,
     consume_halves,
