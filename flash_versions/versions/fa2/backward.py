@@ -136,36 +136,6 @@ def fold_keys(
     return tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
 
-@triton.jit
-def stream_keys(
-    dq, given, window, keys, tile, begin, full_begin, full_end, end,
-    IN_ORDER: tl.constexpr, BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """Fold the KV blocks that a query tile sees into its dq; given: what `fold_keys` takes beside
-    it. Blocks outside [full_begin, full_end) are masked.
-    """
-    if window.intervals is not None and IN_ORDER:
-        for j in range(tl.cdiv(keys.length, BLOCK_KV)):
-            dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=True)
-    elif window.intervals is not None:
-        line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
-        for i in range(masked):
-            j = listed_block(window.intervals, line, i, masked)
-            dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=True)
-        for i in range(masked, all_blocks):
-            j = listed_block(window.intervals, line, i, masked)
-            dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=False)
-    else:
-        if window.left is not None:
-            for j in range(begin, full_begin):
-                dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=True)
-        for j in range(full_begin, full_end):
-            dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=False)
-        for j in range(full_end, end):
-            dq = fold_keys(j, dq, *given, BLOCK_KV, MASKED=True)
-    return dq
-
-
 @triton.jit(do_not_specialize=["q_length", "heads"])
 def delta_kernel(
     do, o, lse, dlse, delta, q_length, heads,
@@ -292,10 +262,41 @@ def dq_kernel(
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     row_delta = load_row_values(delta, rows, queries.pos, 0.0)
     dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
-    dq = stream_keys(
-        dq, (q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods), window, keys,
-        tile, begin, full_begin, full_end, end, IN_ORDER, BLOCK_KV
-    )  # fmt: skip
+    if window.intervals is not None and IN_ORDER:
+        for j in range(tl.cdiv(keys.length, BLOCK_KV)):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    elif window.intervals is not None:
+        line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
+        for i in range(masked):
+            dq = fold_keys(
+                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
+                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=True
+            )  # fmt: skip
+        for i in range(masked, all_blocks):
+            dq = fold_keys(
+                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
+                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=False
+            )  # fmt: skip
+    else:
+        if window.left is not None:
+            for j in range(begin, full_begin):
+                dq = fold_keys(
+                    j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                    BLOCK_KV, MASKED=True
+                )  # fmt: skip
+        for j in range(full_begin, full_end):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=False
+            )  # fmt: skip
+        for j in range(full_end, end):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
     store_rows(dq_out, rows, queries.pos, dq * scale)
 
 

@@ -109,53 +109,71 @@ def fold_block(
 
 @triton.jit
 def attend(
-    state, given, window, begin, full_begin, full_end, end,
+    state, q_tile, queries, k, v, sequences, keys, window, mods, begin, full_begin, full_end, end,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Fold KV blocks [begin, end) into the state of a query tile, (acc, row_max, row_sum); given:
-    what `fold_block` takes beside it.
+    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
 
     Blocks outside [full_begin, full_end) are masked.
     """
     if window.left is not None:
         for j in range(begin, full_begin):
-            state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+            state = fold_block(
+                j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV,
+                MASKED=True
+            )  # fmt: skip
     for j in range(full_begin, full_end):
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
+        )
     for j in range(full_end, end):
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
+        )
     return state
 
 
 @triton.jit
 def attend_listed(
-    state, given, intervals, keys, tile, split, num_splits,
+    state, q_tile, queries, k, v, sequences, keys, window, mods, tile, split, num_splits,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """The same with one split of the blocks that an interval mask leaves of a tile."""
-    line, masked, all_blocks = listed_blocks(intervals, keys, tile)
+    line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
     blocks_per_split = tl.cdiv(all_blocks, num_splits)
     begin = tl.minimum(split * blocks_per_split, all_blocks)
     end = tl.minimum(begin + blocks_per_split, all_blocks)
     for i in range(begin, tl.minimum(masked, end)):
-        j = listed_block(intervals, line, i, masked)
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+        j = listed_block(window.intervals, line, i, masked)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
+        )
     for i in range(tl.maximum(masked, begin), end):
-        j = listed_block(intervals, line, i, masked)
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
+        j = listed_block(window.intervals, line, i, masked)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
+        )
     return state
 
 
-@triton.jit
-def forward_tile(
-    tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
-    slots, kv_heads, num_splits,
+@triton.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
+    kv_heads, tiles, num_splits,
     GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Compute and store one split of a tile, whose rows and keys are those of a key head. IN_ORDER:
-    blocks that an interval mask leaves are those of a range, in their order, all of them masked.
+    """One program per (query tile, key head, sequence) and split. IN_ORDER: blocks that an interval
+    mask leaves are those of a range, in their order, all of them masked.
     """
+    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
+    )
+    split = tl.program_id(1)
+    if plan is not None:
+        if sequence < 0:
+            return
     queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
     rows = Rows(rows.batch, queries.head, rows.first, rows.length)
     begin, full_begin, full_end, end = blocks_of_queries(
@@ -175,16 +193,18 @@ def forward_tile(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
+    state = acc, row_max, row_sum
     if window.intervals is not None and not IN_ORDER:
-        acc, row_max, row_sum = attend_listed(
-            (acc, row_max, row_sum), (q_tile, queries, k, v, sequences, keys, window, mods),
-            window.intervals, keys, tile, split, num_splits, BLOCK_KV
+        state = attend_listed(
+            state, q_tile, queries, k, v, sequences, keys, window, mods,
+            tile, split, num_splits, BLOCK_KV
         )  # fmt: skip
     else:
-        acc, row_max, row_sum = attend(
-            (acc, row_max, row_sum), (q_tile, queries, k, v, sequences, keys, window, mods),
-            window, begin, full_begin, full_end, end, BLOCK_KV
+        state = attend(
+            state, q_tile, queries, k, v, sequences, keys, window, mods,
+            begin, full_begin, full_end, end, BLOCK_KV
         )  # fmt: skip
+    acc, row_max, row_sum = state
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     acc = descale_values(acc, mods, queries.sequence_head)
@@ -193,28 +213,6 @@ def forward_tile(
         store_partial(partials, slot, rows, queries, acc, row_max, row_sum)
     else:
         store_result(o, lse_out, rows, queries, acc, row_max, row_sum)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def forward_kernel(
-    q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
-    kv_heads, tiles, num_splits,
-    GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """One program per (query tile, key head, sequence) and split."""
-    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
-    tile, sequence, rows, keys = find_tile(
-        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
-    )
-    split = tl.program_id(1)
-    if plan is not None:
-        if sequence < 0:
-            return
-    forward_tile(
-        tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
-        slots, kv_heads, num_splits, GROUP, SPLIT, IN_ORDER, BLOCK_Q, BLOCK_KV
-    )  # fmt: skip
 
 
 launch_forward = Launcher(forward_kernel)

@@ -136,22 +136,31 @@ def fold_block(
 
 @triton.jit
 def attend(
-    state, given, window, begin, full_begin, full_end, end,
+    acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
+    window, mods, begin, full_begin, full_end, end,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Fold KV blocks [begin, end) into the state of a query tile, (acc, row_max, row_sum); given:
-    what `fold_block` takes beside it.
+    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
 
     Blocks outside [full_begin, full_end) are masked.
     """
     if window.left is not None:
         for j in range(begin, full_begin):
-            state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+            acc, row_max, row_sum = fold_block(
+                j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
+                reference, keys, window, mods, BLOCK_KV, MASKED=True
+            )  # fmt: skip
     for j in range(full_begin, full_end):
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
+            reference, keys, window, mods, BLOCK_KV, MASKED=False
+        )  # fmt: skip
     for j in range(full_end, end):
-        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
-    return state
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
+            reference, keys, window, mods, BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    return acc, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -185,9 +194,8 @@ def forward_kernel(
     row_max, row_sum = sink_state(row_max, row_sum, mods, queries.head, True)
     row_sum *= tl.exp2(OFFSET)
     acc, row_max, row_sum = attend(
-        (acc, row_max, row_sum),
-        (q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference, keys, window, mods),
-        window, begin, full_begin, full_end, end, BLOCK_KV
+        acc, row_max, row_sum, q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference,
+        keys, window, mods, begin, full_begin, full_end, end, BLOCK_KV
     )  # fmt: skip
     out, lse = finalize(acc, row_max - OFFSET, row_sum)
     store_rows(o, rows, queries.pos, out * reference)
