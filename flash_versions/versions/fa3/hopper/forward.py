@@ -179,10 +179,10 @@ def make_buffers(
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
-    bounds_pipeline = k_pipeline.first
+    full, empty = k_pipeline.full, k_pipeline.empty
+    bounds_pipeline = Pipeline(k_pipeline.tiles, full, empty, STAGES)  # anything
     if LISTED:
-        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    full, empty = k_pipeline.first.full, k_pipeline.first.empty  # anything
+        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
     if HANDED_OVER:
         full, empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
     o_pipeline = Pipeline(make_slots(o, CONSUMERS), full, empty, CONSUMERS)
@@ -254,7 +254,7 @@ def first_state(problem, buffers, SPLIT: gl.constexpr = False):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`), which
     with splits comes last.
     """
-    FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
+    FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
     scores: gl.constexpr = accumulator_layout(problem.BLOCK_KV, FP8)
     rows: gl.constexpr = gl.SliceLayout(1, scores)
     acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)

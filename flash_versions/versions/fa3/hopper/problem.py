@@ -136,7 +136,7 @@ class QueryProblem:
 
     @gluon.jit
     def q_box(self, sequence, head, query):
-        """The coordinates of a box of Q or O."""
+        """The coordinates of a box of Q, of O or of its gradient."""
         if self.PACKED:
             return box_in_sequence(self.q_first, self.q_length, head, query)
         else:

@@ -210,7 +210,7 @@ def consume(
     """A consumer: dK and dV of 64 keys of each tile."""
     tile, round = problem.turns.number(), 0
     stage, ds_stage, kv_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0), buffers.k.at(0, 0)
-    KV_STAGES: gl.constexpr = buffers.k.first.STAGES
+    KV_STAGES: gl.constexpr = buffers.k.STAGES
     if CONSUMER == 1:
         named_barrier_arrive(CONSUMER, 2)  # the first turn is the other one's
     while tile < scheduler.number:

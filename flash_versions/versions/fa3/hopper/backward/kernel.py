@@ -174,7 +174,7 @@ def produce(problem, buffers, scheduler, inputs, OVERLAP: gl.constexpr):
                 gdc_wait()
         for step in range(heads * (end - begin)):
             where = mine.block_at(sequence, kv_head, step, begin, end)
-            if filled >= buffers.q.first.STAGES:
+            if filled >= buffers.q.STAGES:
                 meet(Q_EMPTY + stage.slot, Q_THREADS)  # slots of Q and dO are empty
             load_q(buffers, inputs.q, inputs.values, stage, where)
             load_do(buffers, inputs.do, inputs.values, stage, where)

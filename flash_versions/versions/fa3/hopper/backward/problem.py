@@ -7,6 +7,7 @@ from flash_versions.versions.fa3.hopper.backward.deterministic import Turns
 from flash_versions.versions.fa3.hopper.backward.split_groups import LEAST_STEPS
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.fa3.hopper.intervals import KeySpans
+from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.tiles.algebra import first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
@@ -55,6 +56,8 @@ class KeyProblem:
     PACKED: gl.constexpr  # and their queries lie one behind the other
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
+
+    q_box = QueryProblem.q_box
 
     @gluon.jit
     def own(self, tile):
@@ -146,14 +149,6 @@ class KeyProblem:
         """The problem of a query head."""
         mods = self.mods.of_head(self.sequence, head, self.scale_log2)
         return replaced(self, mods=mods)
-
-    @gluon.jit
-    def q_box(self, sequence, head, query):
-        """The coordinates of a box of Q or dO."""
-        if self.PACKED:
-            return box_in_sequence(self.q_first, self.q_length, head, query)
-        else:
-            return sequence, head, query, 0
 
     @gluon.jit
     def kv_box(self, sequence, kv_head, key, dim=0):
