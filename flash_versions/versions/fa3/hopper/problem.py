@@ -4,13 +4,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.fp8.pairs import are_pairs, hidden, paired
-from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2, make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2
+from flash_versions.versions.fa3.hopper.intervals import BlockLists
 from flash_versions.versions.tiles.algebra import first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
-from flash_versions.versions.tiles.triton_compat import aggregate, replaced
+from flash_versions.versions.tiles.triton_compat import aggregate, as_tensors, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -293,15 +293,14 @@ def make_query_problem(
     BLOCK_KV: gl.constexpr, TAIL: gl.constexpr = 1
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
-    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
-    block_lists = make_block_lists(
-        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
-    )
+    strides = slopes_batch_stride, slopes_head_stride, 0.0, 0.0
+    mods = HeadMods(slopes, sinks, *as_tensors(strides), ALIBI, SINK)
+    lines = as_tensors((0, 0, batch_lines, head_lines, listed_blocks, listed_tiles))
+    numbers = as_tensors((
+        q_length, kv_apart, 0, 0, q_length, kv_length, heads, batch, section, window_left,
+        window_right, scale_log2, cap_scale, 0
+    ))  # fmt: skip
     return QueryProblem(
-        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        gl.to_tensor(0), TAIL, GROUP, HEADS, LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED,
-        CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+        plan, mods, BlockLists(lists, *lines, CONSUMERS, LISTED), *numbers, TAIL, GROUP, HEADS,
+        LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip
