@@ -563,7 +563,7 @@ SPLITS, STEPS = (2560, 2688, 2816, 4096), ("long", "fills")
 def in_splits(request, keys):
     """An exact forward, or a step of decoding, in splits of so many keys."""
     if decode_by_tma.left_to_gathering(request):
-        plan = forward_on_hopper.make_plan(request, forward_config(request), request.q.dtype)
+        plan = forward_on_hopper.make_plan(request, forward_config(request))
         split = {"SPLIT": keys // plan.config.block_kv}
         plan = Plan(plan.launcher, plan.config, plan.constants | split, plan.boxes)
         return forward_on_hopper.launch(plan, request)[0]

@@ -303,14 +303,11 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
 def make_plan(
     request: Request,
     config: HopperConfig,
-    dtype: torch.dtype,
     scales: tuple[torch.Tensor, ...] | None = None,
     per_block: bool = False,
     shift: float = 0.0,
 ) -> Plan:
-    """The plan of a request's class; dtype is that of the tensors that the kernel reads, the rest
-    for FP8.
-    """
+    """The plan of a request's class; what follows the configuration is for FP8."""
     alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
     if config.tail != 1 and not (config.tail > 1 and alike):
         raise ValueError(f"tail={config.tail} is for tiles that are alike, of one panel of V.")
@@ -347,7 +344,7 @@ def forward(
         heads, M); no further statistics.
     """
     config = config or default_config(request)
-    return launch(make_plan(request, config, request.q.dtype), request)
+    return launch(make_plan(request, config), request)
 
 
 def launch(

@@ -294,13 +294,14 @@ def make_query_problem(
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
     strides = slopes_batch_stride, slopes_head_stride, 0.0, 0.0
-    mods = HeadMods(slopes, sinks, *as_tensors(strides), ALIBI, SINK)
+    mods = HeadMods(slopes, sinks, *as_tensors(strides), ALIBI, SINK)  # type: ignore[call-arg]
     lines = as_tensors((0, 0, batch_lines, head_lines, listed_blocks, listed_tiles))
     numbers = as_tensors((
         q_length, kv_apart, 0, 0, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, 0
     ))  # fmt: skip
-    return QueryProblem(
-        plan, mods, BlockLists(lists, *lines, CONSUMERS, LISTED), *numbers, TAIL, GROUP, HEADS,
-        LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+    block_lists = BlockLists(lists, *lines, CONSUMERS, LISTED)  # type: ignore[call-arg]
+    return QueryProblem(  # type: ignore[call-arg]
+        plan, mods, block_lists, *numbers, TAIL, GROUP, HEADS, LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP,
+        RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip

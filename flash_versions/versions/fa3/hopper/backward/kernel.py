@@ -220,16 +220,16 @@ def backward_kernel(
     KEYS: gl.constexpr = k.block_type.shape[-2]
     COUNTING: gl.constexpr = 8 if KIND == "pair" else 4 if KIND == "halves" else 1
     strides = slopes_batch_stride, slopes_head_stride, 0.0, 0.0
-    mods = HeadMods(slopes, slopes, *as_tensors(strides), ALIBI, False)
+    mods = HeadMods(slopes, slopes, *as_tensors(strides), ALIBI, False)  # type: ignore[call-arg]
     lines = as_tensors((0, batch_lines, head_lines, spanned_blocks))
     numbers = as_tensors((
         0, kv_apart, 0, 0, 0, q_length, kv_length, kv_heads, batch, section, window_left,
         window_right, scale, scale_log2, cap_scale, 0
     ))  # fmt: skip
-    problem = KeyProblem(
-        plan, mods, KeySpans(bounds, spans, *lines, WARPGROUP_ROWS, SPANS),
-        take_turns(turns, COUNTING, ORDERED), *numbers, GROUP, PARTS, TAIL, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, BLOCK_Q, KEYS
+    key_spans = KeySpans(bounds, spans, *lines, WARPGROUP_ROWS, SPANS)  # type: ignore[call-arg]
+    problem = KeyProblem(  # type: ignore[call-arg]
+        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), *numbers, GROUP, PARTS, TAIL,
+        LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
     if KIND == "wide":
