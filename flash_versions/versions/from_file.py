@@ -4,14 +4,12 @@ The file has FEATURES and `forward(request)`; it may have `backward(request, o, 
 `limits(request)`, as a `Version` has it.
 """
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from os import PathLike, fspath
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 import torch
 
@@ -108,30 +106,20 @@ def make_version(
     )
 
 
-class Fresh(SourceFileLoader):
-    """Runs what a file says now. Python's own bytecode is that of a second, in which a file may
-    change again.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        """The file's code, compiled anew."""
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def run_file(path: Path) -> ModuleType:
     """The module in a file, run anew; ValueError if it cannot be run."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there; python -m flash_versions.mine new writes such a file."
         )
-    name = re.sub(r"\W", "_", str(path.resolve()))
-    spec = importlib.util.spec_from_file_location(name, path, loader=Fresh(name, str(path)))
-    if spec is None or spec.loader is None or path.suffix != ".py":
+    if path.suffix != ".py":
         raise ValueError(f"{path} is no Python file; its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton reads a kernel's source by its module
+    module = ModuleType(re.sub(r"\W", "_", str(path.resolve())))
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # Triton reads a kernel's source by its module
     try:
-        spec.loader.exec_module(module)
+        # An import might run Python's own bytecode, which does not see a change in the same second.
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except Exception as error:
         raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     return module

@@ -11,7 +11,7 @@ from flash_versions.inspect import sass
 from flash_versions.inspect.compiled import ARCHES, Compiled, compiling
 from flash_versions.versions.fa4 import EXPLICIT, VERSION
 from flash_versions.versions.fa4.blackwell import forward
-from flash_versions.versions.fa4.blackwell.config import default_config
+from flash_versions.versions.fa4.blackwell.host import default_config
 from tests.compile.compiled import compiled, unused_barriers
 
 # Each has a head_dim, options and eighths of the exponentials.

@@ -24,14 +24,15 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
     Window,
-    block_range,
     first_visible,
     last_visible,
     mask_scores,
+    seen_blocks,
 )
 from flash_versions.versions.tiles.rows import (
     Rows,
     View,
+    launch_tiles,
     load_row_values,
     load_rows,
     store_rows,
@@ -112,7 +113,7 @@ def fold_queries(
 @triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(
     queries, k, v, dk_out, dv_out, sequences, window, q_length, kv_length, kv_heads, scale,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_DLSE: tl.constexpr
+    GROUP: tl.constexpr, HAS_DLSE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per (key head, batch): it alone writes the gradients of its heads."""
     kv_head = tl.program_id(0) % kv_heads
@@ -124,12 +125,8 @@ def backward_kernel(
     for j in tl.range(0, tl.cdiv(keys.length, BLOCK_KV), num_stages=1):
         first = j * BLOCK_KV
         last = tl.minimum(first + BLOCK_KV, keys.length) - 1
-        begin, _, _, end = block_range(
-            first_visible(first, -offset, window.right),
-            last_visible(first, -offset, window.left, q_length),
-            first_visible(last, -offset, window.right),
-            last_visible(last, -offset, window.left, q_length),
-            BLOCK_Q,
+        begin, _, _, end = seen_blocks(
+            first, last, -offset, window.right, window.left, q_length, BLOCK_Q
         )
         k_pos = first + tl.arange(0, BLOCK_KV)
         k_tile = load_rows(k, keys, k_pos, MASKED=True)
@@ -196,16 +193,12 @@ def backward(
     )
     views = tuple(View.of(x) for x in (k, v, dk, dv))
     given = (Sequences.of(request), Window(request.window_left, request.window_right))
-    launch_backward(
+    launch_tiles(
+        launch_backward,
         (kv_heads * batch,),
         (queries, *views, *given, q_length, kv_length, kv_heads, request.scale),
-        {
-            "GROUP": request.group,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-            "HAS_DLSE": dlse is not None,
-        },
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
+        HAS_DLSE=dlse is not None,
     )
     return dq.to(q.dtype), dk, dv, None

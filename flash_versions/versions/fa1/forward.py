@@ -26,6 +26,7 @@ from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,
+    launch_tiles,
     load_rows,
     store_row_values,
     store_rows,
@@ -150,26 +151,21 @@ def forward(
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
     statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
-    launch_forward(
+    given = (Sequences.of(request), Window(request.window_left, request.window_right))
+    launch_tiles(
+        launch_forward,
         (tiles * heads * batch,),
         (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            View.of_rows(statistics[0]),
-            View.of_rows(statistics[1]),
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
+            *map(View.of, (q, k, v, o)),
+            *map(View.of_rows, (lse, *statistics)),
+            *given,
             q_length,
             k.shape[1],
             heads,
             tiles,
             request.scale,
         ),
-        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
     )
     return o, lse, statistics

@@ -23,7 +23,6 @@ from flash_versions.dispatch.sizes import (
     LaunchConfig,
     backward_config,
 )
-from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -43,6 +42,7 @@ from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,
+    launch_tiles,
     load_row_values,
     load_rows,
     store_row_values,
@@ -60,6 +60,7 @@ from flash_versions.versions.tiles.sequences import Sequences, new_gradients
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
+SINK_BLOCK = 4096  # rows that a program loads at once for the gradient of a sink
 # For dK and dV, block_kv is the tile and block_q what streams past; for dQ the other way round.
 MEASURED_KV = {
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
@@ -299,9 +300,29 @@ def dq_kernel(
     store_rows(dq_out, rows, queries.pos, dq * scale)
 
 
+@triton.jit(do_not_specialize=["batches", "length"])
+def sink_kernel(dsink, sink, lse, delta, batches, length, BLOCK: tl.constexpr):
+    """dsink = -sum(exp(sink - LSE) * delta) over all queries of a head, a program for each head:
+    a sink is a key whose value is 0, so its dP is 0 and its dS = P * (0 - delta). Each program adds
+    up in a fixed order, so equal inputs give equal bits.
+    """
+    head = tl.program_id(0)
+    logit = tl.load(sink + head).to(tl.float32)
+    blocks = tl.cdiv(length, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for step in range(batches * blocks):
+        rows = Rows(tl.cast(step // blocks, tl.int64), head, 0, length)
+        index = step % blocks * BLOCK + tl.arange(0, BLOCK)
+        row_lse = load_row_values(lse, rows, index, float("-inf"))
+        p_delta = tl.exp(logit - row_lse) * load_row_values(delta, rows, index, 0.0)
+        total += tl.where(row_lse == float("-inf"), 0.0, p_delta)  # of no sequence: it has no sink
+    tl.store(dsink + head, -tl.sum(total, 0))
+
+
 launch_delta = Launcher(delta_kernel)
 launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
+launch_sink = Launcher(sink_kernel)
 
 
 def compute_delta(
@@ -328,6 +349,23 @@ def compute_delta(
         {"HAS_DLSE": dlse is not None, "BLOCK": block},
     )
     return delta
+
+
+def sink_gradient(
+    sink: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor | None:
+    """dsink (heads,) in the sink's dtype, None without one; lse and delta are (batch, heads, M)."""
+    if sink is None:
+        return None
+    dsink = torch.empty_like(sink)
+    batch, heads, length = lse.shape
+    launch_sink(
+        (heads,),
+        (dsink, sink, View.of_rows(lse), View.of_rows(delta), batch, length),
+        {"BLOCK": SINK_BLOCK},
+        num_warps=8,
+    )
+    return dsink
 
 
 def backward(
@@ -374,25 +412,20 @@ def backward(
     alike = listed is None or config.block_kv == q_config.block_kv
     intervals = listed if alike else Intervals.of(request, config.block_kv)
     about = (tiles.plan, sequences, Window(*sides, intervals))
-    launch_dkdv(
+    launch_tiles(
+        launch_dkdv,
         (tiles.number * kv_heads * k.shape[0],),
         (*views, *row_views, View.of(dk), View.of(dv), *about, *given, *lengths, tiles.number),
-        {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=group,
     )
-    config = q_config
     about = (q_tiles.plan, sequences, Window(*sides, listed))
-    launch_dq(
+    launch_tiles(
+        launch_dq,
         (q_tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), *about, *given, *lengths, q_tiles.number),
-        {
-            "GROUP": group,
-            "IN_ORDER": request.batch_invariant,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+        q_config,
+        GROUP=group,
+        IN_ORDER=request.batch_invariant,
     )
     return dq, dk, dv, sink_gradient(request.sink, lse, delta)

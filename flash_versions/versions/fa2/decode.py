@@ -31,6 +31,7 @@ CUDA C++ Programming Guide.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -39,6 +40,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
@@ -50,7 +52,15 @@ from flash_versions.versions.tiles.algebra import (
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.rows import Rows, View, load_rows, store_row_values, store_rows
+from flash_versions.versions.tiles.intervals import Intervals
+from flash_versions.versions.tiles.rows import (
+    Rows,
+    View,
+    launch_tiles,
+    load_rows,
+    store_row_values,
+    store_rows,
+)
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -154,8 +164,8 @@ def share_of(split, num_splits, begin, end):
 def decode_kernel(
     q, k, v, o, lse_out, partials, sequences, window, mods, q_length, kv_length, slots, kv_heads,
     num_splits,
-    GROUP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-    OVERLAP: tl.constexpr
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, OVERLAP: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per (key head, sequence) and split; its tile has all query rows of the head."""
     if OVERLAP:
@@ -212,6 +222,31 @@ def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
     return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
 
 
+def arguments(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    *work: Any,
+    intervals: Intervals | None = None,
+) -> tuple:
+    """What the kernels of FA2's forward are given, up to `kv_heads`; work: what some have beside
+    it, such as the partial results.
+    """
+    q, k, mods = request.q, request.k, ScoreMods.of(request)
+    return (
+        *map(View.of, (q, k, request.v, o)),
+        View.of_rows(lse),
+        *work,
+        Sequences.of(request),
+        Window(request.window_left, request.window_right, intervals),
+        mods.with_descales(request) if is_fp8(q) else mods,
+        q.shape[1],
+        request.max_kv_length,
+        q.shape[0],
+        k.shape[2],
+    )
+
+
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -221,43 +256,22 @@ def forward(
         request: see `Request`.
         config: tile sizes; None chooses by shape and device.
     """
-    q, k, v, group = request.q, request.k, request.v, request.group
-    batch, q_length, heads, _ = q.shape
-    kv_heads = heads // group
-    programs = kv_heads * batch
+    batch = request.q.shape[0]
+    programs = request.k.shape[2] * batch
     config = config or choose_config(request, programs)
     o, lse = new_outputs(request)
     num_splits, partials = splits_of(request, programs, config.block_kv, READ_AT_ONCE), None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, packed=False)
-    overlap = num_splits > 1 and devices.launches_overlap(q.device)
-    launch_decode(
+    overlap = num_splits > 1 and devices.launches_overlap(request.q.device)
+    launch_tiles(
+        launch_decode,
         (programs, num_splits),
-        (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            partials,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
-            q_length,
-            request.max_kv_length,
-            batch,
-            kv_heads,
-            num_splits,
-        ),
-        {
-            "GROUP": group,
-            "SPLIT": partials is not None,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-            "OVERLAP": overlap,
-        },
-        config.num_warps,
-        config.num_stages,
+        (*arguments(request, o, lse, partials), num_splits),
+        config,
+        GROUP=request.group,
+        SPLIT=partials is not None,
+        OVERLAP=overlap,
     )
     if partials is not None:
         combine(partials, num_splits, o, lse, overlap)

@@ -43,34 +43,26 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher
-from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2 import decode, stream_k
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import decodes
-from flash_versions.versions.fa2.splits import splits_of
-from flash_versions.versions.tiles.algebra import (
-    Window,
-    blocks_of_queries,
-    finalize,
-    softmax_step,
+from flash_versions.versions.fa2.decode import (
+    arguments,
+    decodes,
+    store_partial,
+    store_result,
 )
+from flash_versions.versions.fa2.splits import splits_of
+from flash_versions.versions.tiles.algebra import blocks_of_queries, softmax_step
 from flash_versions.versions.tiles.intervals import (
     Intervals,
     listed_block,
     listed_blocks,
     mask_unseen,
 )
-from flash_versions.versions.tiles.rows import (
-    Rows,
-    View,
-    load_rows,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, launch_tiles, load_rows
 from flash_versions.versions.tiles.score_mods import (
-    ScoreMods,
     add_alibi,
     cap_scores,
     descale_scores,
@@ -80,7 +72,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_outputs, rows_in_pages
+from flash_versions.versions.tiles.sequences import new_outputs, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
@@ -117,8 +109,7 @@ def fold_block(
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, begin, full_begin,
-    full_end, end,
+    state, q_tile, queries, k, v, sequences, keys, window, mods, begin, full_begin, full_end, end,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
@@ -127,27 +118,24 @@ def attend(
     """
     if window.left is not None:
         for j in range(begin, full_begin):
-            acc, row_max, row_sum = fold_block(
-                j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-                BLOCK_KV, MASKED=True
+            state = fold_block(
+                j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV,
+                MASKED=True
             )  # fmt: skip
     for j in range(full_begin, full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            BLOCK_KV, MASKED=False
-        )  # fmt: skip
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
+        )
     for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-            BLOCK_KV, MASKED=True
-        )  # fmt: skip
-    return acc, row_max, row_sum
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
+        )
+    return state
 
 
 @triton.jit
 def attend_listed(
-    acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, tile, split,
-    num_splits,
+    state, q_tile, queries, k, v, sequences, keys, window, mods, tile, split, num_splits,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """The same with one split of the blocks that an interval mask leaves of a tile."""
@@ -156,28 +144,36 @@ def attend_listed(
     begin = tl.minimum(split * blocks_per_split, all_blocks)
     end = tl.minimum(begin + blocks_per_split, all_blocks)
     for i in range(begin, tl.minimum(masked, end)):
-        acc, row_max, row_sum = fold_block(
-            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
-            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
-        )  # fmt: skip
+        j = listed_block(window.intervals, line, i, masked)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
+        )
     for i in range(tl.maximum(masked, begin), end):
-        acc, row_max, row_sum = fold_block(
-            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
-            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    return acc, row_max, row_sum
+        j = listed_block(window.intervals, line, i, masked)
+        state = fold_block(
+            j, *state, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
+        )
+    return state
 
 
-@triton.jit
-def forward_tile(
-    tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
-    slots, kv_heads, num_splits,
+@triton.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
+    kv_heads, tiles, num_splits,
     GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """Compute and store one split of a tile, whose rows and keys are those of a key head. IN_ORDER:
-    blocks that an interval mask leaves are those of a range, in their order, all of them masked.
+    """One program per (query tile, key head, sequence) and split. IN_ORDER: blocks that an interval
+    mask leaves are those of a range, in their order, all of them masked.
     """
+    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
+    )
+    split = tl.program_id(1)
+    if plan is not None:
+        if sequence < 0:
+            return
     queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
     rows = Rows(rows.batch, queries.head, rows.first, rows.length)
     begin, full_begin, full_end, end = blocks_of_queries(
@@ -197,50 +193,26 @@ def forward_tile(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
+    state = acc, row_max, row_sum
     if window.intervals is not None and not IN_ORDER:
-        acc, row_max, row_sum = attend_listed(
-            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        state = attend_listed(
+            state, q_tile, queries, k, v, sequences, keys, window, mods,
             tile, split, num_splits, BLOCK_KV
         )  # fmt: skip
     else:
-        acc, row_max, row_sum = attend(
-            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        state = attend(
+            state, q_tile, queries, k, v, sequences, keys, window, mods,
             begin, full_begin, full_end, end, BLOCK_KV
         )  # fmt: skip
+    acc, row_max, row_sum = state
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     acc = descale_values(acc, mods, queries.sequence_head)
     if SPLIT:
-        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
-        store_rows(partials.acc, slot, queries.pos, acc)
-        store_row_values(partials.row_max, slot, queries.pos, row_max)
-        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+        slot = split * slots + rows.batch
+        store_partial(partials, slot, rows, queries, acc, row_max, row_sum)
     else:
-        out, lse = finalize(acc, row_max, row_sum)
-        store_rows(o, rows, queries.pos, out)
-        store_row_values(lse_out, rows, queries.pos, lse)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def forward_kernel(
-    q, k, v, o, lse_out, partials, plan, sequences, window, mods, q_length, kv_length, slots,
-    kv_heads, tiles, num_splits,
-    GROUP: tl.constexpr, SPLIT: tl.constexpr, IN_ORDER: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """One program per (query tile, key head, sequence) and split."""
-    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
-    tile, sequence, rows, keys = find_tile(
-        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
-    )
-    split = tl.program_id(1)
-    if plan is not None:
-        if sequence < 0:
-            return
-    forward_tile(
-        tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
-        slots, kv_heads, num_splits, GROUP, SPLIT, IN_ORDER, BLOCK_Q, BLOCK_KV
-    )  # fmt: skip
+        store_result(o, lse_out, rows, queries, acc, row_max, row_sum)
 
 
 launch_forward = Launcher(forward_kernel)
@@ -264,49 +236,26 @@ def forward(
     if decodes(request) and not exact:
         kernel = stream_k if request.num_splits is None and stream_k.pays(request) else decode
         return kernel.forward(request, config)
-    q, k, v, group = request.q, request.k, request.v, request.group
-    batch, q_length, heads, _ = q.shape
-    kv_heads = heads // group
+    group, (batch, q_length, _, _) = request.group, request.q.shape
     # One tile for every length: a product, and so its order of additions, has the same shape.
     rows = EXACT_ROWS if exact else q_length * group
     config = config or default_config(rows, request, MEASURED)
     o, lse = new_outputs(request)
     (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
-    programs = tiles.number * kv_heads * batch  # packed: a batch of one
+    programs = tiles.number * request.k.shape[2] * batch  # packed: a batch of one
     num_splits, partials = 1 if exact else splits_of(request, programs, config.block_kv), None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
-    mods = ScoreMods.of(request)
-    launch_forward(
+    given = arguments(request, o, lse, partials, tiles.plan, intervals=intervals)
+    launch_tiles(
+        launch_forward,
         (programs, num_splits),
-        (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            partials,
-            tiles.plan,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right, intervals),
-            mods.with_descales(request) if is_fp8(q) else mods,
-            q_length,
-            request.max_kv_length,
-            batch,
-            kv_heads,
-            tiles.number,
-            num_splits,
-        ),
-        {
-            "GROUP": group,
-            "SPLIT": partials is not None,
-            "IN_ORDER": exact,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+        (*given, tiles.number, num_splits),
+        config,
+        GROUP=group,
+        SPLIT=partials is not None,
+        IN_ORDER=exact,
     )
     if partials is not None:
         combine(partials, num_splits, o, lse)

@@ -44,15 +44,16 @@ from flash_versions.versions.fa2.combine import Partials, combine
 from flash_versions.versions.fa2.decode import (
     SHARED,
     WHOLE,
+    arguments,
     attend,
     fitted,
     store_partial,
     store_result,
 )
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
-from flash_versions.versions.tiles.rows import Rows, View, cdiv
-from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries
-from flash_versions.versions.tiles.sequences import Sequences, key_rows, new_outputs, query_rows
+from flash_versions.versions.tiles.algebra import blocks_of_queries
+from flash_versions.versions.tiles.rows import Rows, cdiv, launch_tiles
+from flash_versions.versions.tiles.score_mods import place_queries
+from flash_versions.versions.tiles.sequences import key_rows, new_outputs, query_rows
 
 # These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
@@ -98,8 +99,8 @@ def share_with(block, blocks, longer):
 def shares_kernel(
     q, k, v, o, lse_out, partials, cut, sequences, window, mods, q_length, kv_length, batch,
     kv_heads, shares,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, OVERLAP: tl.constexpr,
-    BATCH: tl.constexpr
+    GROUP: tl.constexpr, OVERLAP: tl.constexpr, BATCH: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr
 ):  # fmt: skip
     """One program per key head and share.
 
@@ -197,44 +198,22 @@ def forward(
         config: tile sizes; None chooses by shape and device.
         shares: of each key head; None: as many as fill the GPU.
     """
-    q, k, v, group = request.q, request.k, request.v, request.group
-    batch, q_length, heads, _ = q.shape
-    kv_heads = heads // group
+    batch, device = request.q.shape[0], request.q.device
     config = config or choose_config(request)
     if shares is None:
         shares = shares_of(request, config)
     o, lse = new_outputs(request)
     partials = Partials.allocate(2 * shares, o, packed=False)
-    cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
-    overlap = shares > 1 and devices.launches_overlap(q.device)
-    launch_shares(
-        (kv_heads * shares,),
-        (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            partials,
-            cut,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
-            q_length,
-            request.max_kv_length,
-            batch,
-            kv_heads,
-            shares,
-        ),
-        {
-            "GROUP": group,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-            "OVERLAP": overlap,
-            "BATCH": max(SEQUENCES, 1 << (batch - 1).bit_length()),
-        },
-        config.num_warps,
-        config.num_stages,
+    cut = torch.empty((shares, 2), dtype=torch.int32, device=device)
+    overlap = shares > 1 and devices.launches_overlap(device)
+    launch_tiles(
+        launch_shares,
+        (request.k.shape[2] * shares,),
+        (*arguments(request, o, lse, partials, cut), shares),
+        config,
+        GROUP=request.group,
+        OVERLAP=overlap,
+        BATCH=max(SEQUENCES, 1 << (batch - 1).bit_length()),
     )
     if shares > 1:
         combine(partials, shares, o, lse, overlap, cut)

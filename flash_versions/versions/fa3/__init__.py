@@ -58,7 +58,7 @@ def plan_portable(request: Request) -> Forward:
 
 def plan_hopper(request: Request) -> Forward:
     """The kernel for Hopper, as planned for requests of this kind."""
-    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    plan = forward_hopper.make_plan(request, default_config(request))
     return partial(forward_hopper.launch, plan)
 
 

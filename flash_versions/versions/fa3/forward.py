@@ -56,7 +56,14 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     softmax_step,
 )
-from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
+from flash_versions.versions.tiles.rows import (
+    Rows,
+    View,
+    cdiv,
+    launch_tiles,
+    store_row_values,
+    store_rows,
+)
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import describable, describe, undescribable
 
@@ -142,17 +149,13 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    state = acc, row_max, row_sum
+    given = q_tile, last_key, k, v, keys, scale_log2
     for j in range(full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
-            MASKED=False
-        )  # fmt: skip
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=False)
     for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
-            MASKED=True
-        )  # fmt: skip
-    out, lse = finalize(acc, row_max, row_sum)
+        state = fold_block(j, *state, *given, BLOCK_KV, MASKED=True)
+    out, lse = finalize(*state)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)
 
@@ -262,7 +265,8 @@ def launch(
     o, lse = new_outputs(request)
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
-    launcher(
+    launch_tiles(
+        launcher,
         (total,),
         (
             describe(q, config.block_q),
@@ -280,8 +284,7 @@ def launch(
             total,
             heads_of_section(request),
         ),
-        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
     )
     return o, lse, None

@@ -38,7 +38,6 @@ Pipelining Co-Design for Asymmetric Hardware Scaling", arXiv:2603.05451. It was 
 Blackwell, whose tensor memory and pairs of SMs have no counterpart here.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +64,7 @@ from flash_versions.versions.tiles.algebra import (
     finalize,
     last_visible,
 )
-from flash_versions.versions.tiles.rows import store_row_values, store_rows
+from flash_versions.versions.tiles.rows import constant, store_row_values, store_rows
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
@@ -141,32 +140,18 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    state = acc, row_max, row_sum
+    given = q_tile, last_key, k, v, keys, scale_log2
     for i in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            full_end + end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys,
-            scale_log2, rule, BLOCK_KV, MASKED=True
-        )  # fmt: skip
+        state = fold_block(full_end + end - 1 - i, *state, *given, rule, BLOCK_KV, MASKED=True)
     for i in range(full_end):
-        acc, row_max, row_sum = fold_block(
-            full_end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2,
-            rule, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    out, lse = finalize(acc, row_max, row_sum)
+        state = fold_block(full_end - 1 - i, *state, *given, rule, BLOCK_KV, MASKED=False)
+    out, lse = finalize(*state)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)
 
 
 launch_forward = Launcher(forward_kernel)
-
-
-@cache
-def constants_of(
-    threshold: float, eighths: int, dtype: torch.dtype
-) -> tuple[tl.constexpr, tl.constexpr, tl.constexpr]:
-    """THRESHOLD, EIGHTHS and DEGREE of a `Rule`. The same objects each time, as for
-    `memory.tile_width`.
-    """
-    return tl.constexpr(threshold), tl.constexpr(eighths), tl.constexpr(DEGREES.get(dtype))
 
 
 def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
@@ -239,5 +224,6 @@ def forward(
     threshold = chosen_threshold if threshold is None else threshold
     eighths = chosen_eighths if eighths is None else eighths
     check_rule(request, config, threshold, eighths)
-    rule = Rule(*constants_of(threshold, eighths, request.q.dtype), counts)
+    degree = DEGREES.get(request.q.dtype)
+    rule = Rule(constant(threshold), constant(eighths), constant(degree), counts)
     return launch(launch_forward, request, config, rule)

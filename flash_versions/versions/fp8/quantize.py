@@ -23,7 +23,7 @@ Sources. Shah et al. 2024, "FlashAttention-3", section 3.3: block quantisation, 
 processing and the transposed V. Ashkboos et al. 2024, "QuaRot", arXiv:2404.00456, for the rotation.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -87,17 +87,17 @@ def quantize(
         q.new_empty((batch, h, number), dtype=torch.float32)
         for h, number in ((heads, blocks[0]), (kv_heads, blocks[1]), (kv_heads, blocks[1]))
     ]
-    inputs, outputs = (q, k, v), (q8, k8, v8)
+    launch = partial(_launch, (q, k, v), kv_lengths, how)
     if how.scales == "block":
         reference = found[0].new_zeros((batch, kv_heads))
-        _launch(inputs, outputs, found, reference, kv_lengths, how, measure=True, write=True)
+        launch(found, (q8, k8, v8), reference)
         return Quantized(q8, k8, v8, found[0], found[1], found[2], reference)
-    _launch(inputs, None, found, None, kv_lengths, how, measure=True, write=False)
+    launch(found)
     found[0] = found[0].unflatten(1, (kv_heads, -1)).flatten(2)
     scales = [_shared(x, (0, 1, 2) if how.scales == "tensor" else (2,)) for x in found]
     scales = [x.expand(batch, kv_heads, 1) for x in scales]
     per_tile = [x.expand(-1, -1, number) for x, number in zip(scales, (*blocks, blocks[1]))]
-    _launch(inputs, outputs, per_tile, None, kv_lengths, how, measure=False, write=True)
+    launch(per_tile, (q8, k8, v8))
     return Quantized(q8, k8, v8, scales[0], scales[1], scales[2], scales[2][..., 0])
 
 
@@ -181,15 +181,15 @@ def prepare(request: Request) -> Quantized:
 
 def _launch(
     inputs: tuple[torch.Tensor, ...],
-    outputs: tuple[torch.Tensor, ...] | None,
-    scales: list[torch.Tensor],
-    reference: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
     how: Fp8,
-    measure: bool,
-    write: bool,
+    scales: list[torch.Tensor],
+    outputs: tuple[torch.Tensor, ...] | None = None,
+    reference: torch.Tensor | None = None,
 ) -> None:
-    """Launch `quantize_kernel` over all tiles of q, k and v."""
+    """Launch `quantize_kernel` over all tiles of q, k and v. Without outputs, or with a reference,
+    it measures the scales.
+    """
     q, k, v = inputs
     (batch, m, heads, _), (n, kv_heads) = q.shape, k.shape[1:3]
     q_tiles, kv_tiles = cdiv(m, TILE.value), cdiv(n, TILE.value)
@@ -201,6 +201,7 @@ def _launch(
     if outputs is not None:
         written = (View.of(outputs[0]), View.of(outputs[1]), _view_of_values(outputs[2]))
     largest = None if reference is None else reference.view(torch.int32)
+    measure = outputs is None or reference is not None
     with devices.on_device(q):
         launch_quantize(
             (programs,),
@@ -224,7 +225,7 @@ def _launch(
                 "BLOCK_KEYS": BLOCK_KEYS,
                 "HADAMARD": how.hadamard,
                 "MEASURE": measure,
-                "WRITE": write,
+                "WRITE": outputs is not None,
                 "FACTOR_LIMIT": largest_factor(how.dtype, q.shape[3]),
                 "LIMIT": torch.finfo(how.dtype).max,
             },

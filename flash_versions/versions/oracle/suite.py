@@ -53,7 +53,7 @@ class Case:
             found["alibi_slopes"] = torch.rand(self.alibi, device=device)
         if self.starts is not None:
             shape = (*self.starts, self.N)
-            found["query_starts"] = torch.randint(self.M // 2, shape, device=device)
+            found["query_starts"] = torch.randint(self.M // 2 + 1, shape, device=device)
         if self.ends is not None:
             found["query_ends"] = torch.randint(self.M + 1, (*self.ends, self.N), device=device)
         if self.sink:

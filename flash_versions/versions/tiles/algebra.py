@@ -65,6 +65,20 @@ def block_range(first_low, last_low, first_high, last_high, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def seen_blocks(low, high, offset, before, after, length, BLOCK: tl.constexpr):
+    """The blocks that the positions low .. high see, as `block_range` gives them; the others are
+    those of `first_visible` and `last_visible`.
+    """
+    return block_range(
+        first_visible(low, offset, before),
+        last_visible(low, offset, after, length),
+        first_visible(high, offset, before),
+        last_visible(high, offset, after, length),
+        BLOCK,
+    )
+
+
+@triton.jit
 def blocks_in_span(
     first_start, last_start, first_end, last_end, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr
 ):
@@ -94,13 +108,7 @@ def blocks_of_queries(
     low = tile * BLOCK_Q // GROUP
     high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
     offset = kv_length - q_length
-    return block_range(
-        first_visible(low, offset, window.left),
-        last_visible(low, offset, window.right, kv_length),
-        first_visible(high, offset, window.left),
-        last_visible(high, offset, window.right, kv_length),
-        BLOCK_KV,
-    )
+    return seen_blocks(low, high, offset, window.left, window.right, kv_length, BLOCK_KV)
 
 
 @triton.jit

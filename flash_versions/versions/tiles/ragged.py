@@ -18,7 +18,6 @@ from functools import cache
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.versions.tiles.tma import Box, box_steps, swizzled
 from flash_versions.versions.tiles.varlen_scheduler import LINE_SIZE
@@ -29,25 +28,17 @@ LINE = gl.constexpr(LINE_SIZE)
 BACK = 2**34  # elements: times FAR, and 2 or 4 bytes, a multiple of 2^64
 
 
-def describe_ragged(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> TensorDescriptor:
-    """A (batch, length, heads, dim) tensor of ragged sequences for TMA, as boxes of `rows` rows and
-    `dims` dims of so many heads of one sequence; see `box_in_sequence`. Its rows are counted from
-    the first one of all, and all at one distance: more than one in the batch are whole rows apart.
-
-    Raises:
-        ValueError: it has more than 2^30 rows.
-    """
-    return ragged_box(x.dtype, rows, dims, heads)(x)
-
-
 @cache
 def ragged_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
-    """Boxes as `describe_ragged` has them."""
+    """Boxes of `rows` rows and `dims` dims of so many heads of one sequence, of (batch, length,
+    heads, dim) tensors of ragged sequences for TMA; see `box_in_sequence`. Rows are counted from
+    the first one of all, and all at one distance: more than one in the batch are whole rows apart.
+    """
     return Box(swizzled(dtype, [1, 1, heads, rows, dims]), ragged_steps)
 
 
 def ragged_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
-    """Shape and strides of the descriptor of `describe_ragged`."""
+    """Shape and strides of the descriptor of a `ragged_box`; ValueError above 2^30 rows."""
     total = shape[1] if shape[0] == 1 else strides[0] // strides[1] * shape[0]
     if total > FAR.value:
         raise ValueError(f"{total} rows are too many; 2^30 are possible.")

@@ -5,14 +5,15 @@ of a packed QKV and expanded tensors (stride 0) cost nothing. Offsets are 64-bit
 of a large cache passes 2^31 elements long before memory ends.
 """
 
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 
 
 class View(NamedTuple):
@@ -32,7 +33,8 @@ class View(NamedTuple):
     def of(cls, x: torch.Tensor) -> "View":
         """The view of a (batch, length, heads, dim) tensor."""
         batch_stride, row_stride, head_stride, _ = x.stride()
-        return cls(x, batch_stride, head_stride, row_stride, *tile_width(x.shape[3]))
+        widths = x.shape[3], padded_head_dim(x.shape[3])
+        return cls(x, batch_stride, head_stride, row_stride, *map(constant, widths))
 
     @classmethod
     def of_rows(cls, x: torch.Tensor) -> "View":
@@ -51,12 +53,24 @@ class Rows(NamedTuple):
     length: Any
 
 
-@cache
-def tile_width(head_dim: int) -> tuple[tl.constexpr, tl.constexpr]:
-    """A row's width and its tile's, for a kernel. The same two objects each time: a launch compares
-    them with those of the launches before.
+@lru_cache(None, typed=True)
+def constant(value: float | None) -> tl.constexpr:
+    """A number for a kernel that is compiled for it. The same object each time: a launch compares
+    it with that of the launches before.
     """
-    return tl.constexpr(head_dim), tl.constexpr(padded_head_dim(head_dim))
+    return tl.constexpr(value)
+
+
+def launch_tiles(
+    launcher: Launcher,
+    grid: tuple[int, ...],
+    arguments: tuple,
+    config: LaunchConfig,
+    **constants: Any,
+) -> None:
+    """Launch a kernel with the tile sizes of a configuration, which are its last constants."""
+    constants |= {"BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv}
+    launcher(grid, arguments, constants, config.num_warps, config.num_stages)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -4,7 +4,6 @@ in pages.
 Packed sequences are one batch with a first row each; keys in pages are rows found through a table.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.rows import Rows
+from flash_versions.versions.tiles.rows import Rows, constant
 
 
 class Sequences(NamedTuple):
@@ -44,12 +43,6 @@ class Sequences(NamedTuple):
             None if table is None else table.stride(0),
             None if table is None else constant(request.k.shape[1]),
         )
-
-
-@cache
-def constant(number: int) -> tl.constexpr:
-    """A number as a compile-time constant. The same object each time: a launch compares them."""
-    return tl.constexpr(number)
 
 
 @triton.jit

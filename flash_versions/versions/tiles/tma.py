@@ -40,11 +40,11 @@ class Box:
         return made
 
 
-def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
+def describe(x: torch.Tensor, rows: int, dims: int | None = None) -> TensorDescriptor:
     """A (batch, length, heads, dim) tensor as boxes of `rows` rows of one head, each as wide as a
-    tile.
+    tile, or of so many dims.
     """
-    return portable_box(x.dtype, rows, padded_head_dim(x.shape[3]))(x)
+    return portable_box(x.dtype, rows, dims or padded_head_dim(x.shape[3]))(x)
 
 
 def describe_swizzled(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> GluonDescriptor:

@@ -55,6 +55,15 @@ def replaced(record, _semantic=None, **fields):
     return made
 
 
+@gluon.jit
+def as_tensors(numbers):
+    """Numbers as tensors, which fields of aggregates are."""
+    found = ()
+    for i in gl.static_range(len(numbers)):
+        found = found + (gl.to_tensor(numbers[i]),)
+    return found
+
+
 @dataclass_transform()
 def aggregate(cls: type) -> Any:
     """A record of values that a kernel passes around as one; the constructor takes the annotated

@@ -2,26 +2,15 @@
 compiled.py.
 """
 
-import contextlib
 import re
-from unittest import mock
 
 import torch
 
 from flash_versions.inspect.command import compiling
-from flash_versions.inspect.compiled import Compiled, CompileOnly
 from transformer.model.kernels import logprobs, norm
 from transformer.model.kernels.decode import embed, gemv, gemv_qkv, merge, sample
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
-KERNELS = {
-    embed: ("embed_kernel",),
-    gemv: ("linear_kernel", "swiglu_kernel"),
-    gemv_qkv: ("qkv_kernel", "place_kernel"),
-    sample: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
-    logprobs: ("forward_kernel", "backward_kernel"),
-    merge: ("merge_kernel",),
-}
 
 
 def empty(*shape: int) -> torch.Tensor:
@@ -70,27 +59,17 @@ def step(overlap: bool) -> None:
 
 def rows(arch: str) -> list[dict]:
     """The rows of an architecture."""
-    rows = []
-
-    def keep(kernel, code) -> None:
-        compiled = Compiled(kernel.__name__, kernel.__module__, arch, code)
-        loads = re.findall(r"\bld\.global\S*|cp\.async\.\S*global\S*.*, 0x10\b", compiled.ptx)
-        rows.append(
-            {
-                "kernel": compiled.kernel,
-                "registers": compiled.registers,
-                "stack": compiled.stack,
-                "shared": compiled.shared,
-                "wide_loads": sum("v4" in load or "0x10" in load for load in loads),
-                "bf16_fma": compiled.ptx.count("fma.rn.bf16"),
-                "waits": compiled.ptx.count("griddepcontrol.wait"),
-            }
-        )
-
-    with compiling(arch), contextlib.ExitStack() as patches:
-        for module, names in KERNELS.items():
-            for name in names:
-                kernel = CompileOnly(getattr(module, name), keep)
-                patches.enter_context(mock.patch.object(module, name, kernel))
+    with compiling(arch) as found:
         step(overlap=arch == "sm_90")
-    return rows
+    loads = r"\bld\.global\S*|cp\.async\.\S*global\S*.*, 0x10\b"
+    return [
+        {
+            "kernel": kernel.kernel,
+            "registers": kernel.registers,
+            "stack": kernel.stack,
+            "wide_loads": sum("v4" in x or "0x10" in x for x in re.findall(loads, kernel.ptx)),
+            "bf16_fma": kernel.ptx.count("fma.rn.bf16"),
+            "waits": kernel.ptx.count("griddepcontrol.wait"),
+        }
+        for kernel in found
+    ]

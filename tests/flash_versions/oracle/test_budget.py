@@ -14,8 +14,7 @@ from flash_versions.versions.oracle.budget import (
     compare,
     plain_pytorch,
 )
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+from flash_versions.versions.oracle.suite import DTYPES
 
 
 @pytest.fixture(params=DTYPES, ids=lambda d: str(d).removeprefix("torch."))

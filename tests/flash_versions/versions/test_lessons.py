@@ -12,6 +12,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.inspect.compiled import ARCHES, compile_call
 from flash_versions.lessons import BACKWARDS, FORWARDS, LESSONS, check, fa2, load_lesson
 from flash_versions.versions.oracle.suite import Case
+from tests.flash_versions.versions.test_attention import LAYOUTS
 from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_right
 from tests.helpers.rotation import rotated
 from tests.simulator.gluon.orders import in_every_order
@@ -35,14 +36,6 @@ def test_which_calls_a_lesson_takes(version):
     taken = [case.name for case, _ in check.calls(version, "cpu")]
     assert {"causal, several blocks", "full, several blocks", "grouped heads 8:4"} < {*taken}
     assert not {"head dim 80", "window to the left", "sink", "everything at once"} & {*taken}
-
-
-LAYOUTS = {
-    "heads first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "slice of a packed QKV": lambda x: torch.stack((x, x, x), 2)[:, :, 1],
-    "part of a wider head": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
-    "one head for all": lambda x: x[:, :, :1].expand(x.shape),
-}
 
 
 @pytest.mark.parametrize(("version", "layout"), rotated(LESSONS, LAYOUTS))

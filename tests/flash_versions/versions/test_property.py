@@ -6,6 +6,7 @@ are longer.
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from flash_versions import VERSIONS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.forward import FEW_ROWS
+from flash_versions.versions.oracle.suite import Case
 from tests.flash_versions.versions.test_attention import DTYPES, LATER, LAYOUTS, by_version, check
 
 pytestmark = pytest.mark.slow
@@ -32,77 +34,38 @@ SIDES = st.one_of(st.none(), st.integers(0, 150))
 
 @st.composite
 def calls(draw):
-    """(shape, layout, dtype, options) of a call; tensors are described, not drawn."""
-    shape = {
-        "batch": draw(st.integers(1, 3)),
-        "M": draw(LENGTHS),
-        "N": draw(LENGTHS),
-        "kv_heads": draw(st.integers(1, 2)),
-        "group": draw(st.integers(1, 3)),
-        "head_dim": draw(st.sampled_from([2, 16, 24, 32, 64, 80])),
-        "head_dim_v": draw(st.sampled_from([2, 16, 32, 40, 64])),
-    }
-    options = {"causal": draw(st.booleans())}
+    """(case, how its sequences are given, layout, dtype) of a call."""
+    batch, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    M, N, heads = draw(LENGTHS), draw(LENGTHS), kv_heads * draw(st.integers(1, 3))
+    options = {}
     if draw(st.booleans()):
         options["window"] = (draw(SIDES), draw(SIDES))
     if draw(st.booleans()):
         options["scale"] = draw(st.sampled_from([0.05, 0.3, 1.0]))
-    for feature in draw(st.sets(st.sampled_from(["softcap", "alibi", "sink", "dropout"]))):
-        options[feature] = True
-    options["sequences"] = draw(
-        st.sampled_from(
-            ["alike", "alike", "lengths", "padded", "packed", "used", "intervals", "pages"]
-        )
-    )
-    return shape, draw(st.sampled_from(list(LAYOUTS))), draw(st.sampled_from(DTYPES)), options
-
-
-def tensors(shape, dtype, device):
-    heads = shape["kv_heads"] * shape["group"]
-    q = torch.randn(shape["batch"], shape["M"], heads, shape["head_dim"], device=device)
-    k, v = (
-        torch.randn(shape["batch"], shape["N"], shape["kv_heads"], shape[dim], device=device)
-        for dim in ("head_dim", "head_dim_v")
-    )
-    return [x.to(dtype) for x in (q, k, v)]
+    features = draw(st.sets(st.sampled_from(["softcap", "alibi", "sink", "dropout"])))
+    options |= {"softcap": 2.0} if "softcap" in features else {}
+    options |= {"dropout_p": 0.2} if "dropout" in features else {}
+    kinds = ["alike", "alike", "lengths", "padded", "packed", "used", "intervals", "pages"]
+    kind = draw(st.sampled_from(kinds))
+    lengths, starts = (st.tuples(*[st.integers(*x)] * batch) for x in ((0, N), (-1, N + 1)))
+    dims = st.sampled_from([(), (batch,), (batch, kv_heads)])
+    case = Case(
+        "", M, N, heads, kv_heads, draw(st.sampled_from([2, 16, 24, 32, 64, 80])),
+        draw(st.sampled_from([2, 16, 32, 40, 64])), draw(st.booleans()), batch,
+        kv_lengths=draw(lengths) if kind in ("lengths", "padded", "used", "pages") else None,
+        kv_starts=draw(starts) if kind == "padded" else None,
+        alibi=(heads,) if "alibi" in features else (),
+        starts=draw(dims) if kind == "intervals" else None,
+        ends=draw(dims) if kind == "intervals" else None,
+        sink="sink" in features, options=options,
+    )  # fmt: skip
+    return case, kind, draw(st.sampled_from(list(LAYOUTS))), draw(st.sampled_from(DTYPES))
 
 
 def ends(total, parts):
     """A packing of `total` rows into `parts` sequences, some of them empty."""
     inner = torch.randint(0, total + 1, (parts - 1,)).sort().values
     return torch.tensor([0, *inner.tolist(), total])
-
-
-def full_options(shape, options, device):
-    """What `attention` takes, of what was drawn."""
-    options = dict(options)
-    heads, batch = shape["kv_heads"] * shape["group"], shape["batch"]
-    if options.pop("softcap", False):
-        options["softcap"] = 2.0
-    if options.pop("alibi", False):
-        options["alibi_slopes"] = torch.rand(heads, device=device)
-    if options.pop("sink", False):
-        learned = options["sequences"] != "pages"  # which are for inference
-        options["sink"] = torch.randn(heads, device=device, requires_grad=learned)
-    if options.pop("dropout", False):
-        options["dropout_p"] = 0.2
-    sequences = options.pop("sequences")
-    if sequences == "pages":  # of a row that has more room than it uses, in any order
-        rows = -(-shape["N"] // PAGE) + 1
-        options["block_table"] = torch.randperm(batch * rows, device=device).view(batch, rows)
-    if sequences in ("lengths", "padded", "used", "pages"):
-        options["kv_lengths"] = torch.randint(0, shape["N"] + 1, (batch,), device=device)
-    if sequences == "padded":
-        options["kv_starts"] = torch.randint(-1, shape["N"] + 2, (batch,), device=device)
-    if sequences == "intervals":
-        shapes = [(shape["N"],), (batch, shape["N"]), (batch, shape["kv_heads"], shape["N"])]
-        for name in ("query_starts", "query_ends"):
-            of = shapes[int(torch.randint(len(shapes), ()))]
-            options[name] = torch.randint(shape["M"] + 1, of, device=device)
-    if sequences in ("packed", "used"):
-        options["cu_seqlens_q"] = ends(batch * shape["M"], batch).to(device)
-        options["cu_seqlens_k"] = ends(batch * shape["N"], batch).to(device)
-    return options
 
 
 @by_version
@@ -112,27 +75,30 @@ def full_options(shape, options, device):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_any_call(version, device, call, seed):
-    shape, layout, dtype, drawn = call
+    case, kind, layout, dtype = call
     torch.manual_seed(seed)
-    if version == "fa1":  # what it does not offer would be refused
-        drawn = {k: v for k, v in drawn.items() if k in ("causal", "window", "scale")}
-        drawn["sequences"] = ("alike", "lengths", "padded")[seed % 3]
     own = version in LATER and device == "cpu"  # of their kernels, not FA2's again
+    if own or version == "fa1":  # what it does not offer would be refused
+        kept = ("scale",) if own else ("scale", "window")
+        options = {name: x for name, x in case.options.items() if name in kept}
+        case = replace(case, alibi=(), sink=False, starts=None, ends=None, options=options)
+        kind = "alike"
     if own:
-        drawn = {k: v for k, v in drawn.items() if k in ("causal", "scale")} | {
-            "sequences": "alike"
-        }
-        shape = shape | {"M": shape["M"] + FEW_ROWS}
-    options = full_options(shape, drawn, device)
-    q, k, v = tensors(shape, dtype, device)
-    if "cu_seqlens_q" in options:
+        case = replace(case, M=case.M + FEW_ROWS, kv_lengths=None, kv_starts=None)
+    options = case.all_options(device)
+    if kind == "pages" and case.sink:  # pages are for inference
+        options["sink"] = options["sink"].detach()
+    q, k, v = case.inputs(dtype, device)
+    if kind in ("packed", "used"):
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    elif "block_table" in options:
-        pages = options["block_table"].numel(), PAGE
-        k, v = (torch.randn(*pages, *x.shape[2:], device=device).to(dtype) for x in (k, v))
+        for name, x in (("cu_seqlens_q", q), ("cu_seqlens_k", k)):
+            options[name] = ends(len(x), case.batch).to(device)
+    elif kind == "pages":  # of rows that have more room than they use, in any order
+        rows = case.batch * (-(-case.N // PAGE) + 1)
+        options["block_table"] = torch.randperm(rows, device=device).view(case.batch, -1)
+        k, v = (torch.randn(rows, PAGE, *x.shape[2:], device=device).to(dtype) for x in (k, v))
     else:
         q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
-    note(f"{shape} {layout} {dtype} {options}")
+    note(f"{case} {layout} {dtype} {options}")
     assert VERSIONS[version].unsupported(make_request(q, k, v, **options)) is None
-    backward = not own and "block_table" not in options
-    check(version, q, k, v, backward=backward, **options)
+    check(version, q, k, v, backward=not own and kind != "pages", **options)

@@ -29,7 +29,6 @@ from the code of FlashAttention 3.
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, constant_in_compile, devices
 from flash_versions.dispatch.launch import Launcher
@@ -44,6 +43,7 @@ from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,
+    launch_tiles,
     load_row_values,
     row_pointers,
     store_row_values,
@@ -57,7 +57,7 @@ from flash_versions.versions.tiles.score_mods import (
     sink_state,
 )
 from flash_versions.versions.tiles.sequences import Sequences
-from flash_versions.versions.tiles.tma import portable_box
+from flash_versions.versions.tiles.tma import describe
 from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
 OFFSET = tl.constexpr(P_OFFSET)
@@ -244,11 +244,6 @@ def choose_config(request: Request) -> LaunchConfig:
     return config.fitted(head_dim, 1, limit)
 
 
-def describe(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A (batch, rows, heads, columns) tensor as boxes of one head."""
-    return portable_box(x.dtype, rows, columns)(x)
-
-
 def scales(x: torch.Tensor, blocks: int) -> View:
     """The view of a scale per head or per block, as one per block."""
     return View.of_rows(x.expand(-1, -1, blocks))
@@ -275,27 +270,20 @@ def forward(
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
     width = max(MIN_WIDTH, padded_head_dim(quantized.q.shape[3]))
-    views = (
-        scales(quantized.q_scale, cdiv(q_length, BLOCK_ROWS)),
-        scales(quantized.k_scale, cdiv(kv_length, BLOCK_KEYS)),
-        scales(quantized.v_scale, cdiv(kv_length, BLOCK_KEYS)),
-        View.of_rows(quantized.v_reference[..., None]),
-    )
-    q_scale, k_scale, v_scale, v_reference = views
-
     device = request.q.device
     o = torch.empty((batch, q_length, heads, head_dim_v), dtype=request.out_dtype, device=device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=device)
-    launch_forward(
+    launch_tiles(
+        launch_forward,
         (total,),
         (
             describe(quantized.q, config.block_q, width),
-            q_scale,
+            scales(quantized.q_scale, cdiv(q_length, BLOCK_ROWS)),
             describe(quantized.k, config.block_kv, width),
-            k_scale,
+            scales(quantized.k_scale, cdiv(kv_length, BLOCK_KEYS)),
             describe(quantized.v.transpose(1, 2), padded_head_dim(head_dim_v), config.block_kv),
-            v_scale,
-            v_reference,
+            scales(quantized.v_scale, cdiv(kv_length, BLOCK_KEYS)),
+            View.of_rows(quantized.v_reference[..., None]),
             View.of(o),
             View.of_rows(lse),
             Sequences.of(request),
@@ -308,13 +296,8 @@ def forward(
             total,
             heads_of_section(request),
         ),
-        {
-            "GROUP": request.group,
-            "HEADS_PER_Q_SCALE": heads // quantized.q_scale.shape[1],
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+        config,
+        GROUP=request.group,
+        HEADS_PER_Q_SCALE=heads // quantized.q_scale.shape[1],
     )
     return o, lse, None

@@ -65,8 +65,7 @@ def forward(
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)
     per_block, scales = scales_of(request, quantized)
-    dtype = quantized.q.dtype
-    plan = forward_hopper.make_plan(request, config, dtype, scales, per_block, P_OFFSET)
+    plan = forward_hopper.make_plan(request, config, scales, per_block, P_OFFSET)
     return forward_hopper.launch(plan, request, boxes, scales)
 
 

@@ -122,12 +122,6 @@ def overlapping_config(request: Request) -> HopperConfig:
     return replace(config_of_one_head(request), heads=heads_of_tile(request))
 
 
-def other_bytes(request: Request) -> int:
-    """What a program may have in shared memory beside tiles, with three slots of K."""
-    with_intervals = request.has_intervals or request.batch_invariant
-    return OTHER_BYTES + with_intervals * INTERVAL_BYTES
-
-
 def prefers_order(request: Request) -> bool:
     """Whether three consumers that wait for each product are faster than two that overlap theirs.
 
@@ -192,7 +186,8 @@ def config_of_one_head(request: Request) -> HopperConfig:
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
         widths = panel_widths(head_dim), panel_widths(head_dim_v)
-        return wide_config(*widths, scheduler, other_bytes(request))
+        with_intervals = request.has_intervals or request.batch_invariant
+        return wide_config(*widths, scheduler, OTHER_BYTES + with_intervals * INTERVAL_BYTES)
     if max(head_dim, head_dim_v) > 96:
         return HopperConfig(scheduler=scheduler)
     if max(head_dim, head_dim_v) > 64:
@@ -205,7 +200,8 @@ def config_of_one_head(request: Request) -> HopperConfig:
 def wide_config(
     widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, other: int
 ) -> HopperConfig:
-    """The largest tiles above head_dim 128, where shared memory and registers are short.
+    """The largest tiles above head_dim 128, where shared memory and registers are short; with three
+    slots of K, a program has so many other bytes.
 
     Slots of K and V come before a wider buffer for O and a second Q. Tiles have 128 keys if two
     slots of K and V fit and O leaves registers for so many scores; otherwise they have 64 keys, in

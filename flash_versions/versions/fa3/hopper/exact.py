@@ -31,7 +31,7 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     kind = host.kind_of(request)
     assert kind is not None
     if kind not in plans:
-        plans[kind] = host.make_plan(request, default_config(request), request.q.dtype)
+        plans[kind] = host.make_plan(request, default_config(request))
     return host.launch(plans[kind], request)
 
 

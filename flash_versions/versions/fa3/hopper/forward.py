@@ -23,7 +23,7 @@ What changes.
 * A row's sum is in parts until its tile ends, one for each of the four threads that share the row
   (`wgmma.RowSums`). Its maximum has to be whole in every block.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
-  from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
+  from all rows of one consumer. It gives their slots back unread (`pass_over`) and leaves the
   tensor cores to the others.
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
@@ -90,7 +90,6 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.fa3.hopper.totals import Totals, merge_rows
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
@@ -180,14 +179,44 @@ def make_buffers(
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
-    bounds_pipeline = k_pipeline.first
+    full, empty = k_pipeline.full, k_pipeline.empty
+    bounds_pipeline = Pipeline(k_pipeline.tiles, full, empty, STAGES)  # anything
     if LISTED:
-        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    full, empty = k_pipeline.first.full, k_pipeline.first.empty  # anything
+        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
     if HANDED_OVER:
         full, empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
     o_pipeline = Pipeline(make_slots(o, CONSUMERS), full, empty, CONSUMERS)
     return Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_pipeline)
+
+
+@gluon.jit
+def fill_values(problem, buffers, stage, v, sequence, kv_head, block):
+    """Producer: load a block of V, which is stored transposed in FP8."""
+    key = block * problem.BLOCK_KV
+    if is_fp8(v.first.dtype):
+        buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
+    else:
+        buffers.v.fill(stage, v, problem.kv_box(sequence, kv_head, key))
+
+
+@gluon.jit
+def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
+    """Consumer: give back the slots of so many blocks, of which none of its rows sees a key: the
+    stage behind them.
+
+    To arrive before a slot is full could count as having read what was there before. K's slot comes
+    before the turn, because the consumer that has the turn may be waiting for it.
+    """
+    for _ in range(blocks):
+        buffers.k.wait(stage)
+        buffers.k.release(stage)
+        if schedule.PING_PONG:
+            named_barrier_sync(CONSUMER)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        buffers.v.wait(stage)
+        buffers.v.release(stage)
+        stage = stage.next()
+    return stage
 
 
 @gluon.jit
@@ -225,7 +254,7 @@ def first_state(problem, buffers, SPLIT: gl.constexpr = False):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`), which
     with splits comes last.
     """
-    FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
+    FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
     scores: gl.constexpr = accumulator_layout(problem.BLOCK_KV, FP8)
     rows: gl.constexpr = gl.SliceLayout(1, scores)
     acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)
@@ -360,7 +389,7 @@ def attend_in_order(
 
 @gluon.jit
 def attend_in_splits(
-    problem, schedule, scales, buffers, totals, q, q_stage, stage, query, begin, end,
+    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, totals,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """`attend` split by split (`totals.py`), the last one first, and to the sink behind them:
@@ -412,20 +441,13 @@ def consume(
         q = buffers.q.tile(q_stage).pair()
         if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
+        given = mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end
         if totals.SPLIT > 0:
-            acc, row_max, row_sum, stage = attend_in_splits(
-                mine, schedule, tile_scales, buffers, totals, q, q_stage, stage, query, begin, end,
-                CONSUMER
-            )  # fmt: skip
+            acc, row_max, row_sum, stage = attend_in_splits(*given, totals, CONSUMER)
         elif schedule.OVERLAP:
-            acc, row_max, row_sum, stage = attend(
-                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, True,
-                CONSUMER
-            )  # fmt: skip
+            acc, row_max, row_sum, stage = attend(*given, True, CONSUMER)
         else:
-            acc, row_max, row_sum, stage = attend_in_order(
-                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
-            )
+            acc, row_max, row_sum, stage = attend_in_order(*given, CONSUMER)
         if problem.LEFT:
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:

@@ -17,7 +17,8 @@ def in_log2(sink):
 
 @aggregate
 class HeadMods:
-    """The slope and the sink of a head, once `of_head` has loaded them; `ScoreMods` in Gluon.
+    """The slope and the sink of a head, once `of_head` has loaded them, before that anything;
+    `ScoreMods` in Gluon.
 
     Without ALIBI and SINK no field is read, and no instruction is left of it.
     """
@@ -46,14 +47,3 @@ class HeadMods:
     def biased(self, s, distance):
         """ALiBi: scores less the slope for every position between a query's own place and a key."""
         return s - self.slope * gl.abs(distance).to(gl.float32) if self.ALIBI else s
-
-
-@gluon.jit
-def make_head_mods(
-    slopes, sinks, batch_stride, head_stride, ALIBI: gl.constexpr, SINK: gl.constexpr
-):
-    """Those of no head yet."""
-    return HeadMods(
-        slopes, sinks, gl.to_tensor(batch_stride), gl.to_tensor(head_stride), gl.to_tensor(0.0),
-        gl.to_tensor(0.0), ALIBI, SINK
-    )  # fmt: skip

@@ -116,7 +116,7 @@ def kv_apart(request: Request) -> int | None:
     return apart if apart * request.k.shape[0] + request.k.shape[1] <= FAR.value else None
 
 
-def num_tiles(request: Request, config: HopperConfig) -> int:
+def num_tiles(request: Request, config: Any) -> int:
     """The tiles of queries; of packed sequences, those that there may be."""
     batch, q_length, heads, _ = request.q.shape
     tiles = cdiv(q_length, config.queries) * batch
@@ -125,8 +125,8 @@ def num_tiles(request: Request, config: HopperConfig) -> int:
     return tiles * (heads // config.heads)
 
 
-def num_programs(request: Request, config: HopperConfig) -> int:
-    """A program for each tile, or as many as the GPU holds at once."""
+def num_programs(request: Request, config: Any) -> int:
+    """A program for each tile, or as many as the GPU holds at once; also for FA4 on Blackwell."""
     tiles = num_tiles(request, config)
     if config.scheduler == "grid":
         return tiles
@@ -303,14 +303,11 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
 def make_plan(
     request: Request,
     config: HopperConfig,
-    dtype: torch.dtype,
     scales: tuple[torch.Tensor, ...] | None = None,
     per_block: bool = False,
     shift: float = 0.0,
 ) -> Plan:
-    """The plan of a request's class; dtype is that of the tensors that the kernel reads, the rest
-    for FP8.
-    """
+    """The plan of a request's class; what follows the configuration is for FP8."""
     alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
     if config.tail != 1 and not (config.tail > 1 and alike):
         raise ValueError(f"tail={config.tail} is for tiles that are alike, of one panel of V.")
@@ -347,7 +344,7 @@ def forward(
         heads, M); no further statistics.
     """
     config = config or default_config(request)
-    return launch(make_plan(request, config, request.q.dtype), request)
+    return launch(make_plan(request, config), request)
 
 
 def launch(

@@ -91,29 +91,6 @@ class KeySpans:
 
 
 @gluon.jit
-def make_block_lists(
-    lists, batch_lines, head_lines, blocks, tiles, PARTS: gl.constexpr, ON: gl.constexpr
-):
-    """Those of no tile yet."""
-    none = gl.to_tensor(0)
-    return BlockLists(
-        lists, none, none, gl.to_tensor(batch_lines), gl.to_tensor(head_lines),
-        gl.to_tensor(blocks), gl.to_tensor(tiles), PARTS, ON
-    )  # fmt: skip
-
-
-@gluon.jit
-def make_key_spans(
-    bounds, spans, batch_lines, head_lines, blocks, BLOCK: gl.constexpr, ON: gl.constexpr
-):
-    """Those of no head yet."""
-    return KeySpans(
-        bounds, spans, gl.to_tensor(0), gl.to_tensor(batch_lines), gl.to_tensor(head_lines),
-        gl.to_tensor(blocks), BLOCK, ON
-    )  # fmt: skip
-
-
-@gluon.jit
 def fill_keys(problem, buffers, stage, k, bounds, sequence, kv_head, block):
     """Producer: load a block of keys, with their intervals if they have any."""
     box = problem.kv_box(sequence, kv_head, block * problem.BLOCK_KV)

@@ -55,7 +55,7 @@ class Boxes:
 
     @gluon.jit
     def panel(self, PANEL: gl.constexpr):
-        """The boxes of a panel."""
+        """The boxes, the tile or the slots of a panel."""
         return self.second if PANEL == 1 else self.first
 
     @gluon.constexpr_function
@@ -87,6 +87,8 @@ class Tiles:
     second: gl.shared_memory_descriptor  # the first again if there is one panel
     PANELS: gl.constexpr
 
+    panel = Boxes.panel
+
     @gluon.jit
     def index(self, slot):
         """The tiles of a slot."""
@@ -107,11 +109,6 @@ class Tiles:
     def pair(self):
         """The tiles as the left operand of `multiply_qk`."""
         return self.first, self.second
-
-    @gluon.jit
-    def panel(self, PANEL: gl.constexpr):
-        """The tile, or the slots, of a panel."""
-        return self.second if PANEL == 1 else self.first
 
     @gluon.constexpr_function
     def width(self):
@@ -139,30 +136,32 @@ def make_second(first, boxes, SLOTS: gl.constexpr):
 class PanelPipeline:
     """A `Pipeline` whose slots have a tile for each panel."""
 
-    first: Pipeline  # its barriers are those of both panels
-    second: gl.shared_memory_descriptor  # slots
+    tiles: gl.shared_memory_descriptor  # slots of the first panel
+    full: gl.shared_memory_descriptor  # of both panels
+    empty: gl.shared_memory_descriptor
+    second: gl.shared_memory_descriptor  # slots of the second panel
+    STAGES: gl.constexpr
     PANELS: gl.constexpr
 
-    @gluon.jit
-    def at(self, slot, phase):
-        """A stage."""
-        return self.first.at(slot, phase)
+    at, wait, wait_empty = Pipeline.at, Pipeline.wait, Pipeline.wait_empty
+    release, release_loaded = Pipeline.release, Pipeline.release_loaded
+    fill_first, load_first_with = Pipeline.fill, Pipeline.load_with
 
     @gluon.jit
     def fill(self, stage, boxes, coordinates):
         """Producer: when the slot is empty, start to load the boxes at these coordinates."""
         if boxes.PANELS == 2:
-            self.first.wait_empty(stage)
+            self.wait_empty(stage)
             beside = boxes.beside(coordinates)
-            self.first.load_with(stage, boxes.first, coordinates, self.second, boxes.second, beside)
+            self.load_first_with(stage, boxes.first, coordinates, self.second, boxes.second, beside)
         else:
-            self.first.fill(stage, boxes.first, coordinates)
+            self.fill_first(stage, boxes.first, coordinates)
 
     @gluon.jit
     def load_with(self, stage, boxes, coordinates, values, values_desc, values_coordinates):
         """`Pipeline.load_with`."""
         if boxes.PANELS == 2:
-            full = self.first.full.index(stage.slot)
+            full = self.full.index(stage.slot)
             nbytes: gl.constexpr = boxes.first.block_type.nbytes + boxes.second.block_type.nbytes
             mbarrier.expect(full, nbytes + values_desc.block_type.nbytes)
             tiles = self.slots(2).index(stage.slot)
@@ -170,34 +169,14 @@ class PanelPipeline:
             load_tile(boxes.second, boxes.beside(coordinates), full, tiles.second)
             load_tile(values_desc, values_coordinates, full, values.index(stage.slot))
         else:
-            self.first.load_with(
+            self.load_first_with(
                 stage, boxes.first, coordinates, values, values_desc, values_coordinates
             )
 
     @gluon.jit
-    def wait_empty(self, stage):
-        """Wait until every consumer has read what was in the slot."""
-        self.first.wait_empty(stage)
-
-    @gluon.jit
-    def wait(self, stage, pred=True):
-        """Consumer: wait until the slot is full."""
-        self.first.wait(stage, pred)
-
-    @gluon.jit
-    def release(self, stage):
-        """Consumer: this slot has been read."""
-        self.first.release(stage)
-
-    @gluon.jit
-    def release_loaded(self, stage):
-        """`Pipeline.release_loaded`."""
-        self.first.release_loaded(stage)
-
-    @gluon.jit
     def slots(self, PANELS: gl.constexpr):
         """All slots, of one panel or of both."""
-        return Tiles(self.first.tiles, self.second, PANELS)
+        return Tiles(self.tiles, self.second, PANELS)
 
     @gluon.jit
     def tile(self, stage):
@@ -214,14 +193,14 @@ def make_panel_pipeline(boxes, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 @gluon.jit
 def make_panel_pipeline_beside(boxes, STAGES: gl.constexpr, pipeline):
     """Allocate a pipeline that shares the `empty` barriers of another one."""
-    empty = pipeline.first.empty
-    return with_second(make_pipeline_beside(boxes.first, STAGES, empty), boxes, STAGES)
+    return with_second(make_pipeline_beside(boxes.first, STAGES, pipeline.empty), boxes, STAGES)
 
 
 @gluon.jit
 def with_second(first, boxes, STAGES: gl.constexpr):
     """A pipeline of the first panel with tiles for the second, if there is one."""
-    return PanelPipeline(first, make_second(first.tiles, boxes, STAGES), boxes.PANELS)
+    second = make_second(first.tiles, boxes, STAGES)
+    return PanelPipeline(first.tiles, first.full, first.empty, second, STAGES, boxes.PANELS)
 
 
 @gluon.jit
@@ -266,10 +245,7 @@ class Output:
     second: gl.tensor  # anything if there is one panel
     PANELS: gl.constexpr  # as many products of P and V are in flight together
 
-    @gluon.constexpr_function
-    def width(self):
-        """The columns of all panels."""
-        return self.first.shape[1] + (self.second.shape[1] if self.PANELS == 2 else 0)
+    width = Tiles.width
 
     @gluon.jit
     def wait(self, tokens, IN_FLIGHT: gl.constexpr = 0):

@@ -4,13 +4,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.fp8.pairs import are_pairs, hidden, paired
-from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2, make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
-from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods, in_log2
+from flash_versions.versions.fa3.hopper.intervals import BlockLists
+from flash_versions.versions.tiles.algebra import first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
-from flash_versions.versions.tiles.triton_compat import aggregate, replaced
+from flash_versions.versions.tiles.triton_compat import aggregate, as_tensors, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # These differ from call to call: no kernel is compiled for each value.
@@ -136,7 +136,7 @@ class QueryProblem:
 
     @gluon.jit
     def q_box(self, sequence, head, query):
-        """The coordinates of a box of Q or O."""
+        """The coordinates of a box of Q, of O or of its gradient."""
         if self.PACKED:
             return box_in_sequence(self.q_first, self.q_length, head, query)
         else:
@@ -227,12 +227,8 @@ class QueryProblem:
         right = self.window_right if self.RIGHT else None
         last = gl.minimum(query + self.queries(ROWS), self.q_length) - 1
         offset = self.kv_length - self.q_length
-        begin, full_begin, full_end, end = block_range(
-            first_visible(query, offset, left),
-            last_visible(query, offset, right, self.kv_length),
-            first_visible(last, offset, left),
-            last_visible(last, offset, right, self.kv_length),
-            self.BLOCK_KV,
+        begin, full_begin, full_end, end = seen_blocks(
+            query, last, offset, left, right, self.kv_length, self.BLOCK_KV
         )
         return begin, full_begin, full_end, gl.maximum(end, begin + 1)
 
@@ -297,15 +293,15 @@ def make_query_problem(
     BLOCK_KV: gl.constexpr, TAIL: gl.constexpr = 1
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
-    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
-    block_lists = make_block_lists(
-        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
-    )
-    return QueryProblem(
-        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        gl.to_tensor(0), TAIL, GROUP, HEADS, LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED,
-        CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+    strides = slopes_batch_stride, slopes_head_stride, 0.0, 0.0
+    mods = HeadMods(slopes, sinks, *as_tensors(strides), ALIBI, SINK)  # type: ignore[call-arg]
+    lines = as_tensors((0, 0, batch_lines, head_lines, listed_blocks, listed_tiles))
+    numbers = as_tensors((
+        q_length, kv_apart, 0, 0, q_length, kv_length, heads, batch, section, window_left,
+        window_right, scale_log2, cap_scale, 0
+    ))  # fmt: skip
+    block_lists = BlockLists(lists, *lines, CONSUMERS, LISTED)  # type: ignore[call-arg]
+    return QueryProblem(  # type: ignore[call-arg]
+        plan, mods, block_lists, *numbers, TAIL, GROUP, HEADS, LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP,
+        RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip

@@ -75,12 +75,14 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, numbers
-from flash_versions.versions.fa3.hopper.intervals import make_block_lists
-from flash_versions.versions.fa3.hopper.problem import COUNTS, QueryProblem
-from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
-from flash_versions.versions.fa4.blackwell.host import constants, num_programs, tensors
+from flash_versions.versions.fa3.hopper.host import O_MULTIPLE, num_programs, numbers
+from flash_versions.versions.fa3.hopper.problem import COUNTS, make_query_problem
+from flash_versions.versions.fa4.blackwell.host import (
+    BlackwellConfig,
+    constants,
+    default_config,
+    tensors,
+)
 from flash_versions.versions.fa4.blackwell.tensor_memory import (
     ROWS,
     columns_layout,
@@ -95,6 +97,7 @@ from flash_versions.versions.tiles.pipeline import Pipeline, make_barriers, make
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 TILES = gl.constexpr(2)  # of a program, 128 queries each
 BLOCK_KV = gl.constexpr(128)
@@ -389,15 +392,10 @@ def forward_kernel(
     """Allocate what the roles share, and divide the warps of a program among them. Registers of a
     thread are the last list; the correction gets what is left of 64 K.
     """
-    mods = make_head_mods(lse_out, lse_out, 0, 0, False, False)
-    lists = make_block_lists(lse_out, 0, 0, 0, 0, 1, False)
-    problem = QueryProblem(
-        lse_out, mods, lists, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        gl.to_tensor(0), 1, GROUP, 1, LEFT, RIGHT, EDGE, CUT, False, CAP, False, False,
-        TILES * ROWS, BLOCK_KV
+    problem = make_query_problem(
+        lse_out, lse_out, lse_out, lse_out, q_length, kv_length, heads, batch, section, window_left,
+        window_right, scale_log2, cap_scale, 0, 0, 0, 0, 0, 0, 0, 1, GROUP, LEFT, RIGHT, EDGE, CUT,
+        False, CAP, False, False, False, False, False, TILES * ROWS // WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip
     schedule = Schedule(THRESHOLD, EIGHTHS, DEGREE)
     D: gl.constexpr = o.block_type.shape[3]
@@ -450,6 +448,5 @@ def forward(
     config = config or default_config(request)
     o, lse = new_outputs(request, O_MULTIPLE)
     arguments = *tensors(request, config, o, lse), *numbers(request)
-    grid = (num_programs(request, config),)
-    launch_forward(grid, arguments, constants(request, config))
+    launch_forward((num_programs(request, config),), arguments, constants(request, config))
     return narrowed(o, request.v), lse, None

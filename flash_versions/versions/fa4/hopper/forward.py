@@ -7,7 +7,7 @@ exponentials, and at the end of a tile wait for their own stores.
 What changes.
 * Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
   `roles.py` has their states and transitions as a table, and the code enters them by name. An
-  instrumented launch notes when (`trace.py`), and a test compares that with the table.
+  instrumented launch notes when (`roles.Trace`), and a test compares that with the table.
 * Conditional rescaling (`softmax.py`, `correction.py`): a warp multiplies its part of the
   accumulator only if one of its rows was raised. The correction is a state of the consumers and not
   a role, because Hopper's accumulator is in the consumers' registers, which no other warp can read.
@@ -59,24 +59,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import make_scales
-from flash_versions.versions.fa3.hopper.forward import attend, first_state, make_buffers, produce
+from flash_versions.versions.fa3.hopper.forward import (
+    attend,
+    first_state,
+    make_buffers,
+    pass_over,
+    produce,
+)
 from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     moved,
     number_of_parts,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import pass_over
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.correction import corrected
-from flash_versions.versions.fa4.hopper.roles import (
-    AWAIT,
-    HAND_OVER,
-    IDLE,
-    STORE,
-)
+from flash_versions.versions.fa4.hopper.roles import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.hopper.starts import LIMIT, raise_start, reference_of
-from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace, number_of
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
     as_matrix,
@@ -149,15 +148,13 @@ class Schedule:
     @gluon.jit
     def enter(self, STATE: gl.constexpr, place, CONSUMER: gl.constexpr):
         """Note that a consumer enters a state, for the block at a place."""
-        NUMBER: gl.constexpr = number_of("consumer", STATE)
         block = 0 if STATE == "drain" else self.last - 1 - place
-        self.trace.enter(FIXED_ROLES + CONSUMER, self.round, block, NUMBER)
+        self.trace.enter(FIXED_ROLES + CONSUMER, self.round, block, "consumer", STATE)
 
     @gluon.jit
     def enter_as_loader(self, STATE: gl.constexpr, round, block):
         """Note that the loader does."""
-        NUMBER: gl.constexpr = number_of("loader", STATE)
-        self.trace.enter(LOADER, round, block, NUMBER)
+        self.trace.enter(LOADER, round, block, "loader", STATE)
 
 
 @gluon.jit
@@ -184,7 +181,7 @@ def compute(
     out, lse = acc.finalized(row_max - scales.SHIFT, row_sum.total())
     if scales.FP8:
         out = out.scaled(scales.value)
-    trace.enter(ME, round, 0, HAND_OVER)
+    trace.enter(ME, round, 0, "consumer", "hand over")
     problem.store_lse(lse_out, lse, sequence, head, query)
     parts = out.parts(o.block_type.shape[-1])
     o_tile = as_matrix(buffers.o.tiles.index(CONSUMER))
@@ -209,24 +206,22 @@ def consume(
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
-    trace.enter(ME, round, 0, AWAIT)
+    trace.enter(ME, round, 0, "consumer", "await")
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         own_query = query + CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, own_query, head, sequence)
+        given = (
+            mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head, sequence,
+            round
+        )  # fmt: skip
         if schedule.STARTS and tile_scales.largest_score() <= LIMIT:
-            stage = compute(
-                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
-                sequence, round, CONSUMER, True
-            )  # fmt: skip
+            stage = compute(*given, CONSUMER, True)
         else:
-            stage = compute(
-                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
-                sequence, round, CONSUMER, False
-            )  # fmt: skip
+            stage = compute(*given, CONSUMER, False)
         tile = scheduler.receive(round)
         round += 1
-        trace.enter(ME, round, 0, AWAIT)
+        trace.enter(ME, round, 0, "consumer", "await")
 
 
 @gluon.jit
@@ -234,19 +229,20 @@ def store(problem, schedule, buffers, scheduler, trace, o):
     """The storer: copy each tile's O to memory as the consumers hand it over."""
     tile = gl.program_id(0)
     round = 0
-    trace.enter(STORER, round, 0, IDLE)
+    trace.enter(STORER, round, 0, "storer", "idle")
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         for i in gl.static_range(schedule.O_PARTS):
             turn = round * schedule.O_PARTS + i
             for c in gl.static_range(schedule.CONSUMERS):
                 mbarrier.wait(buffers.o.full.index(c), turn & 1)
-                trace.enter(STORER, round, i * schedule.CONSUMERS + c, STORE)
+                part = i * schedule.CONSUMERS + c
+                trace.enter(STORER, round, part, "storer", "store")
                 box = mine.q_box(sequence, head, query + c * problem.queries(WARPGROUP_ROWS))
                 store_tile(o, moved(box, i * o.block_type.shape[-1]), buffers.o.tiles.index(c))
                 tma.store_wait(0)
                 mbarrier.arrive(buffers.o.empty.index(c), count=1)
-                trace.enter(STORER, round, i * schedule.CONSUMERS + c + 1, IDLE)
+                trace.enter(STORER, round, part + 1, "storer", "idle")
         tile = scheduler.receive(round)
         round += 1
 

@@ -50,7 +50,7 @@ def forward(
     Args:
         request: what FA3's kernel for Hopper takes.
         config: the schedule; None chooses by shape.
-        stamps: where an instrumented launch leaves its time stamps, see `trace.Trace`: int64
+        stamps: where an instrumented launch leaves its time stamps, see `roles.Trace`: int64
             (programs, roles, tiles, blocks, states).
     """
     config = config or default_config(request)

@@ -2,13 +2,16 @@
 
 `forward.py` follows it, and FA3's `produce` and `attend`, which it runs: where a role enters a
 state, they call `trace.enter(..., STATE)` or the schedule's `enter("state", ...)`. An instrumented
-launch (`trace.py`) notes when, and `check` compares these notes with the table.
+launch (`Trace`) notes when, and `check` compares these notes with the table.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 
 class Transition(NamedTuple):
@@ -59,16 +62,10 @@ MEANING = {
 ROLES = ("loader", "storer", "consumer")
 STATES = tuple(MEANING)  # of all roles, numbered
 NUMBERS = {state: i for i, state in enumerate(STATES)}
-
-
-def number(role: str, state: str) -> gl.constexpr:
-    """A state's number, a constant for the kernel."""
-    return gl.constexpr(NUMBERS[role, state])
-
-
-AWAIT = number("consumer", "await")
-HAND_OVER = number("consumer", "hand over")
-IDLE, STORE = number("storer", "idle"), number("storer", "store")
+NUM_STATES = gl.constexpr(len(STATES))
+FIXED_ROLES = gl.constexpr(len(ROLES) - 1)  # the others are consumers
+LOADER = gl.constexpr(0)
+STORER = gl.constexpr(1)
 
 
 def check(role: str, states: Iterable[str]) -> None:
@@ -83,3 +80,45 @@ def check(role: str, states: Iterable[str]) -> None:
         if (state, then) not in allowed:
             raise ValueError(f"{role}: the table has no step from {state!r} to {then!r}.")
         state = then
+
+
+@gluon.constexpr_function
+def number_of(role, state):
+    """A state's number among STATES."""
+    return NUMBERS[role, state]
+
+
+@gluon.jit
+def clock():
+    """The cycle counter of the SM."""
+    return gl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1
+    )
+
+
+@aggregate
+class Trace:
+    """When each role is in which state: where time stamps go, int64, one for every program, role,
+    tile, block and state, 0 if it was not entered. Without ON there is no instruction.
+
+    `tests/benchmarks/attention/record.py` makes a document of them.
+    """
+
+    stamps: gl.tensor  # pointer
+    CONSUMERS: gl.constexpr
+    ROUNDS: gl.constexpr  # tiles of a program that are written down
+    BLOCKS: gl.constexpr  # blocks of keys of a tile
+    ON: gl.constexpr
+
+    @gluon.jit
+    def enter(self, role, round, block, KIND: gl.constexpr, STATE: gl.constexpr):
+        """A role of a kind enters a state: in its tile number `round`, for the `block`-th block of
+        keys.
+        """
+        if self.ON:
+            NUMBER: gl.constexpr = number_of(KIND, STATE)
+            offset = gl.program_id(0) * (FIXED_ROLES + self.CONSUMERS) + role
+            offset = (offset * self.ROUNDS + round) * self.BLOCKS + block
+            inside = (round < self.ROUNDS) & (block < self.BLOCKS)
+            offset = gl.to_tensor(offset).to(gl.int64) * NUM_STATES + NUMBER
+            gl.store(self.stamps + offset, clock(), mask=inside)

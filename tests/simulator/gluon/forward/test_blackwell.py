@@ -9,8 +9,8 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa4.blackwell import config
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
+from flash_versions.versions.fa4.blackwell import host as config
 from flash_versions.versions.fa4.blackwell.host import left_to_portable
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok

@@ -62,21 +62,14 @@ def hand_over(buffers, ds, ds_stage, CONSUMER: gl.constexpr):
 
 @gluon.jit
 def fold_queries(
-    state,
-    held,
-    problem,
-    buffers,
-    query,
-    key,
-    more,
-    MASKED: gl.constexpr,
-    EARLY: gl.constexpr,
-    CONSUMER: gl.constexpr,
-):
+    state, block, last, held, problem, buffers, key, MASKED: gl.constexpr, EARLY: gl.constexpr,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
     """Fold a block of queries into dK and dV of a consumer's keys, and hand its dS over.
 
-    All that a step does, in the order in which it does it; `more`: it is not the last one.
+    All that a step does, in the order in which it does it; blocks below `last` have a successor.
     """
+    query, more = block * problem.BLOCK_Q, block < last
     stage, ds_stage, s = state.stage, state.ds_stage, state.s
     # K's rows come first: after V's, FA4's kernel spills.
     k_rows = held.k if held.HELD else consumer_half(buffers.k, held.slot, CONSUMER)
@@ -162,27 +155,17 @@ def fold_all(buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.const
     if problem.spans.ON:  # nor if no query sees the keys
         full_begin = gl.maximum(full_begin, begin)
         full_end = gl.maximum(full_end, full_begin)
-    BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     for member in range(heads):
-        last = gl.where(member + 1 < heads, end, end - 1)  # a block below it has a successor
-        mine = problem.of_head(kv_head * problem.GROUP + member)
+        last = gl.where(member + 1 < heads, end, end - 1)
+        given = held, problem.of_head(kv_head * problem.GROUP + member), buffers, key
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):
-                state = fold_queries(
-                    state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
-                    CONSUMER
-                )  # fmt: skip
+                state = fold_queries(state, block, last, *given, True, EARLY, CONSUMER)
         for block in range(full_begin, full_end):
-            state = fold_queries(
-                state, held, mine, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
-                CONSUMER
-            )  # fmt: skip
+            state = fold_queries(state, block, last, *given, False, EARLY, CONSUMER)
         if problem.LEFT:
             for block in range(full_end, end):
-                state = fold_queries(
-                    state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
-                    CONSUMER
-                )  # fmt: skip
+                state = fold_queries(state, block, last, *given, True, EARLY, CONSUMER)
     return state
 
 
@@ -227,7 +210,7 @@ def consume(
     """A consumer: dK and dV of 64 keys of each tile."""
     tile, round = problem.turns.number(), 0
     stage, ds_stage, kv_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0), buffers.k.at(0, 0)
-    KV_STAGES: gl.constexpr = buffers.k.first.STAGES
+    KV_STAGES: gl.constexpr = buffers.k.STAGES
     if CONSUMER == 1:
         named_barrier_arrive(CONSUMER, 2)  # the first turn is the other one's
     while tile < scheduler.number:

@@ -49,32 +49,25 @@ def boxes_of(request: Request, config: BackwardConfig) -> tuple:
     q, k, v = request.q, request.k, request.v
     box = ragged_box if request.is_ragged else swizzled_box
     box_q = swizzled_box if request.cu_seqlens_q is None else ragged_box
-    width, *second = config.widths(q.shape[3])
-    width_v, *second_v = config.widths(v.shape[3])
     # Consumers of 64 keys divide the dims: a box of dK or dV is a half.
     sharing = 2 if config.block_kv == 64 else 1
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
-    found: list[Box | None] = [
-        swizzled_box(torch.float32, 1, queries),
-        box_q(q.dtype, queries, width),
-        box(k.dtype, keys, width),
-        box(v.dtype, keys, width_v),
-        box_q(q.dtype, queries, width_v),
-        swizzled_box(torch.float32, queries, config.dq_width(q.shape[3])),
-        box(k.dtype, rows, width // sharing),
-        box(v.dtype, rows, width_v // sharing),
-        *[None] * 7,
-    ]
-    if second:
-        found[8] = box_q(q.dtype, queries, second[0])
-        found[9] = box(k.dtype, keys, second[0])
-        if config.kind == "narrow":  # by halves, boxes of dQ fit both panels
-            found[12] = swizzled_box(torch.float32, queries, second[0])
-        found[13] = box(k.dtype, rows, second[0])
-    if second_v:
-        found[10] = box(v.dtype, keys, second_v[0])
-        found[11] = box_q(q.dtype, queries, second_v[0])
-        found[14] = box(v.dtype, rows, second_v[0])
+    found: list[Box | None] = [swizzled_box(torch.float32, 1, queries)]
+    for panel in range(2):
+        width, width_v = ((*config.widths(x.shape[3]), 0)[panel] for x in (q, v))
+        dq_width = config.dq_width(q.shape[3])
+        if panel == 1:  # by halves, boxes of dQ fit both panels
+            dq_width = width if config.kind == "narrow" else 0
+        wanted = (
+            (box_q, q.dtype, queries, width),
+            (box, k.dtype, keys, width),
+            (box, v.dtype, keys, width_v),
+            (box_q, q.dtype, queries, width_v),
+            (swizzled_box, torch.float32, queries, dq_width),
+            (box, k.dtype, rows, width // sharing),
+            (box, v.dtype, rows, width_v // sharing),
+        )
+        found += [cut(kind, n, columns) if columns else None for cut, kind, n, columns in wanted]
     return tuple(found)
 
 

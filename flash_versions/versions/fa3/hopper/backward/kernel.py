@@ -126,11 +126,17 @@ from flash_versions.versions.fa3.hopper.backward.host import (
     make_plan,
     tensors,
 )
-from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
-from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, make_buffers
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    Q_EMPTY,
+    Q_THREADS,
+    Inputs,
+    load_do,
+    load_q,
+    make_buffers,
+)
 from flash_versions.versions.fa3.hopper.backward.wider.halves import (
     accumulate_and_load,
     consume_halves,
@@ -143,11 +149,12 @@ from flash_versions.versions.fa3.hopper.backward.wider.wide import (
     make_wide_buffers,
     produce_wide,
 )
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import make_key_spans
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods
+from flash_versions.versions.fa3.hopper.intervals import KeySpans
 from flash_versions.versions.fa3.hopper.panels import make_boxes, make_tiles
 from flash_versions.versions.tiles.pipeline import hear_rest, meet
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import as_tensors
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
@@ -168,7 +175,7 @@ def produce(problem, buffers, scheduler, inputs, OVERLAP: gl.constexpr):
                 gdc_wait()
         for step in range(heads * (end - begin)):
             where = mine.block_at(sequence, kv_head, step, begin, end)
-            if filled >= buffers.q.first.STAGES:
+            if filled >= buffers.q.STAGES:
                 meet(Q_EMPTY + stage.slot, Q_THREADS)  # slots of Q and dO are empty
             load_q(buffers, inputs.q, inputs.values, stage, where)
             load_do(buffers, inputs.do, inputs.values, stage, where)
@@ -212,18 +219,17 @@ def backward_kernel(
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     COUNTING: gl.constexpr = 8 if KIND == "pair" else 4 if KIND == "halves" else 1
-    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
-    key_spans = make_key_spans(
-        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
-    )
-    none = gl.to_tensor(0)  # of no tile yet
-    problem = KeyProblem(
-        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), none, gl.to_tensor(kv_apart),
-        none, none, none, gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), none, GROUP, PARTS, TAIL, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED,
-        BLOCK_Q, KEYS
+    strides = slopes_batch_stride, slopes_head_stride, 0.0, 0.0
+    mods = HeadMods(slopes, slopes, *as_tensors(strides), ALIBI, False)  # type: ignore[call-arg]
+    lines = as_tensors((0, batch_lines, head_lines, spanned_blocks))
+    numbers = as_tensors((
+        0, kv_apart, 0, 0, 0, q_length, kv_length, kv_heads, batch, section, window_left,
+        window_right, scale, scale_log2, cap_scale, 0
+    ))  # fmt: skip
+    key_spans = KeySpans(bounds, spans, *lines, WARPGROUP_ROWS, SPANS)  # type: ignore[call-arg]
+    problem = KeyProblem(  # type: ignore[call-arg]
+        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), *numbers, GROUP, PARTS, TAIL,
+        LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
     if KIND == "wide":

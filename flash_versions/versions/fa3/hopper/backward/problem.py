@@ -7,7 +7,8 @@ from flash_versions.versions.fa3.hopper.backward.deterministic import Turns
 from flash_versions.versions.fa3.hopper.backward.split_groups import LEAST_STEPS
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.fa3.hopper.intervals import KeySpans
-from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.tiles.algebra import first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_piece
@@ -55,6 +56,8 @@ class KeyProblem:
     PACKED: gl.constexpr  # and their queries lie one behind the other
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
+
+    q_box = QueryProblem.q_box
 
     @gluon.jit
     def own(self, tile):
@@ -148,14 +151,6 @@ class KeyProblem:
         return replaced(self, mods=mods)
 
     @gluon.jit
-    def q_box(self, sequence, head, query):
-        """The coordinates of a box of Q or dO."""
-        if self.PACKED:
-            return box_in_sequence(self.q_first, self.q_length, head, query)
-        else:
-            return sequence, head, query, 0
-
-    @gluon.jit
     def kv_box(self, sequence, kv_head, key, dim=0):
         """The coordinates of a box of K or V, or of their gradients."""
         kv_head = self.whole(kv_head)
@@ -206,27 +201,18 @@ class KeyProblem:
         if self.spans.ON:
             return self.spans.query_blocks(key, KEYS, self.BLOCK_Q)
         else:
-            return self.blocks_in_window(key, KEYS)
-
-    @gluon.jit
-    def blocks_in_window(self, key, KEYS: gl.constexpr):
-        """`blocks` without intervals."""
-        left = self.window_left if self.LEFT else None
-        right = self.window_right if self.RIGHT else None
-        last = gl.minimum(key + KEYS, self.kv_length) - 1
-        offset = self.q_length - self.kv_length
-        begin, full_begin, full_end, end = block_range(
-            first_visible(key, offset, right),
-            last_visible(key, offset, left, self.q_length),
-            first_visible(last, offset, right),
-            last_visible(last, offset, left, self.q_length),
-            self.BLOCK_Q,
-        )
-        if self.EDGE:
-            full_begin = gl.where(key + KEYS > self.kv_length, end, full_begin)
-        if not self.LEFT:  # queries past the last one need no mask
-            full_end = end
-        return begin, full_begin, gl.maximum(full_begin, full_end), end
+            left = self.window_left if self.LEFT else None
+            right = self.window_right if self.RIGHT else None
+            last = gl.minimum(key + KEYS, self.kv_length) - 1
+            offset = self.q_length - self.kv_length
+            begin, full_begin, full_end, end = seen_blocks(
+                key, last, offset, right, left, self.q_length, self.BLOCK_Q
+            )
+            if self.EDGE:
+                full_begin = gl.where(key + KEYS > self.kv_length, end, full_begin)
+            if not self.LEFT:  # queries past the last one need no mask
+                full_end = end
+            return begin, full_begin, gl.maximum(full_begin, full_end), end
 
     @gluon.jit
     def tiles_behind(self, key, block):

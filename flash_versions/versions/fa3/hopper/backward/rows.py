@@ -16,8 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
-from flash_versions.versions.fa2.backward import compute_delta
-from flash_versions.versions.fa2.sink import sink_gradient
+from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, shared_tiles
 from flash_versions.versions.fa3.hopper.backward.split_groups import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E

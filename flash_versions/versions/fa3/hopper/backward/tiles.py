@@ -1,4 +1,6 @@
-"""What FA3's backward for Hopper does with tiles: products, gradients on their way to memory."""
+"""What FA3's backward for Hopper does with tiles: their loads, products, and gradients on their way
+to memory.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.hopper.panels import (
+    Boxes,
     PanelPipeline,
     make_panel_pipeline,
     make_panel_pipeline_beside,
@@ -37,6 +40,33 @@ ALL_READ = gl.constexpr(FIRST_FREE_BARRIER + 4)
 CONSUMER_THREADS = gl.constexpr(256)
 Q_EMPTY = gl.constexpr(FIRST_FREE_BARRIER + 5)  # slots of Q, `config.MOST_SLOTS` at most
 Q_THREADS = gl.constexpr(288)  # both consumers and the producer
+
+
+@aggregate
+class Inputs:
+    """The tensors that a program loads from."""
+
+    q: Boxes
+    k: Boxes
+    v: Boxes
+    do: Boxes
+    values: tma.tensor_descriptor  # rows of LSE and of delta, see `rows.Workspace`
+
+
+@gluon.jit
+def load_q(buffers, q, values, stage, where):
+    """Start to load a block of Q, and with it its LSE, into an empty slot; where: see
+    `KeyProblem.block_at`.
+    """
+    box, sequence, head, column = where
+    buffers.q.load_with(stage, q, box, buffers.lse, values, [sequence, head, 0, column])
+
+
+@gluon.jit
+def load_do(buffers, do, values, stage, where):
+    """`load_q` of dO and delta."""
+    box, sequence, head, column = where
+    buffers.do.load_with(stage, do, box, buffers.delta, values, [sequence, head, 1, column])
 
 
 @aggregate

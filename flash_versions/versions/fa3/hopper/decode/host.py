@@ -22,7 +22,7 @@ from flash_versions.versions.fa3.hopper.host import (
     window_bounds,
 )
 from flash_versions.versions.tiles import wgmma
-from flash_versions.versions.tiles.ragged import describe_ragged
+from flash_versions.versions.tiles.ragged import ragged_box
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
@@ -217,14 +217,15 @@ def forward(
     programs, slots = kv_heads * shares * (batch if split else 1), (batch if split else 2) * shares
     o, lse = new_outputs(request)
     partials = Partials.allocate(slots, o, packed=False)
-    box = min(config.block_kv, k.shape[1]) if paged else config.block_kv
+    keys = min(config.block_kv, k.shape[1]) if paged else config.block_kv
+    boxes = ragged_box(k.dtype, keys, PANEL.value)
     optional = (
         request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
         request.alibi_slopes, request.sink,
     )  # fmt: skip
     tensors = (
-        describe_ragged(k, box, PANEL.value),
-        describe_ragged(v, box, PANEL.value),
+        boxes(k),
+        boxes(v),
         q,
         o,
         lse,

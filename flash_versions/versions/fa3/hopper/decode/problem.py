@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.head_mods import in_log2
-from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
+from flash_versions.versions.tiles.algebra import LOG2E, first_visible, last_visible, seen_blocks
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, no_sums
@@ -153,13 +153,7 @@ class DecodeProblem:
         right = self.window_right if self.RIGHT else None
         offset = length - self.q_length
         first, last = offset * 0, offset * 0 + (self.q_length - 1)
-        return block_range(
-            first_visible(first, offset, left),
-            last_visible(first, offset, right, length),
-            first_visible(last, offset, left),
-            last_visible(last, offset, right, length),
-            self.BLOCK_KV,
-        )
+        return seen_blocks(first, last, offset, left, right, length, self.BLOCK_KV)
 
     @gluon.jit
     def find_split(self, number):

@@ -25,10 +25,13 @@ def multiply_scores(buffers, stage, HALF: gl.constexpr, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def first_scores(buffers, more, ROWS: gl.constexpr, CONSUMER: gl.constexpr):
-    """S^T of the first block's first half, of so many queries, when K and V are there; 0 if there
-    is no block.
+def first_sums(problem, buffers, more, CONSUMER: gl.constexpr):
+    """dK, dV and S^T of the first block's first half, before the first step, when K and V have
+    landed; all 0 if there is no block.
     """
+    dk = zero_output(buffers.k.tile(buffers.k.at(0, 0)), False)
+    dv = zero_output(buffers.v.tile(buffers.v.at(0, 0)), False)
+    ROWS: gl.constexpr = problem.BLOCK_Q // 2
     stage = buffers.q.at(0, 0)
     s = gl.zeros([WARPGROUP_ROWS, ROWS], gl.float32, accumulator_layout(ROWS))
     if more:
@@ -36,17 +39,7 @@ def first_scores(buffers, more, ROWS: gl.constexpr, CONSUMER: gl.constexpr):
         buffers.q.wait(stage)
         s = warpgroup_mma_wait(0, deps=[multiply_scores(buffers, stage, 0, CONSUMER)])
         buffers.v.wait(buffers.v.at(0, 0))
-    return s
-
-
-@gluon.jit
-def first_sums(problem, buffers, more, CONSUMER: gl.constexpr):
-    """dK, dV and S^T before the first step, when K and V have landed."""
-    return (
-        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
-        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
-        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-    )
+    return dk, dv, s
 
 
 @gluon.jit

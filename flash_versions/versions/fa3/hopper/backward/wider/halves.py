@@ -46,10 +46,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
+    load_do,
+    load_q,
     multiply_dq,
     part_of_dims,
     store_panels,
@@ -122,7 +123,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
     place = sequence, kv_head, key
     steps = heads * (end - begin)
     stage = buffers.q.at(0, 0)
-    for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
+    for step in range(gl.minimum(buffers.q.STAGES, steps)):
         load(problem, buffers, inputs, stage, place, step, begin, end)
         stage = stage.next()
     ds_stage = buffers.ds.at(0, 0)
@@ -142,7 +143,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
                     counter, additions, sequence, head, key, block
                 )
             if part == 2:
-                coming = step + buffers.q.first.STAGES
+                coming = step + buffers.q.STAGES
                 if coming < steps:
                     buffers.q.wait_empty(stage)  # and so is the slot of dO
                     load(problem, buffers, inputs, stage, place, coming, begin, end)

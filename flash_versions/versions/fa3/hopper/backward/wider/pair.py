@@ -41,10 +41,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
+    load_do,
+    load_q,
     multiply_dq,
     part_of_dims,
     store_panels,
@@ -111,7 +112,7 @@ def add_own_dq(
         if i == 0:
             counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
         if CONSUMER == 1 and i == 0:
-            coming = step + buffers.do.first.STAGES
+            coming = step + buffers.do.STAGES
             if coming < steps:
                 next_do = load_step(
                     problem, buffers, inputs, next_do, place, coming, begin, end, False
@@ -126,7 +127,7 @@ def add_own_dq(
             slot = 2 * CONSUMER + (ds_stage.phase ^ (i % 2))
         add_dq(dq, dq_tiles.first.index(slot), dq_sum.first, corner)
     if CONSUMER == 1:
-        coming = step + buffers.q.first.STAGES
+        coming = step + buffers.q.STAGES
         if coming < steps:
             next_q = load_step(problem, buffers, inputs, next_q, place, coming, begin, end, True)
     state = replaced(state, ds_stage=ds_stage.next(), counter=counter, additions=additions)
@@ -146,9 +147,9 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
             corner = problem.kv_box(sequence, kv_head, first)
             buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
             buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
-        for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
+        for step in range(gl.minimum(buffers.q.STAGES, steps)):
             next_q = load_step(problem, buffers, inputs, next_q, place, step, begin, end, True)
-        for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
+        for step in range(gl.minimum(buffers.do.STAGES, steps)):
             next_do = load_step(problem, buffers, inputs, next_do, place, step, begin, end, False)
     key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
@@ -180,7 +181,7 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
     problem.turns.finish(state.counter, state.additions)
     free = state.q_stage
     # Empty slots of Q mean that both consumers finished dK, so also dP, the last reader of V.
-    for _ in gl.static_range(buffers.q.first.STAGES):
+    for _ in gl.static_range(buffers.q.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
     dk, dv, _ = sums

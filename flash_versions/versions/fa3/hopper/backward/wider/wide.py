@@ -45,12 +45,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     CONSUMER_THREADS,
     Q_THREADS,
     exchanged,
     half_of_values,
+    load_do,
+    load_q,
     multiply_dq,
     store_gradient,
 )
