@@ -38,7 +38,7 @@ def path_of(name: str) -> Path:
 
 def without_docstrings(path: Path) -> list[str | None]:
     """The lines of a file without notes for formatters, None in the place of docstrings."""
-    text = path.read_text()
+    text = path.read_text("utf-8")
     lines: list[str | None] = [x.removesuffix("  # fmt: skip") for x in text.splitlines()]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
@@ -66,7 +66,7 @@ def functions_of(path: Path) -> dict[str, list[str]]:
     """
     lines = without_docstrings(path)
     found = {}
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min(x.lineno for x in [node, *node.decorator_list]) - 1
             found[node.name] = [x for x in lines[first : node.end_lineno] if x is not None]

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 def write_changed(path: Path, text: str) -> None:
     """Write a file, unless it says that already."""
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_text("utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
 
 
 def keep_only(folder: Path, names: Iterable[str]) -> None:

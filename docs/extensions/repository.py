@@ -188,7 +188,7 @@ def file_html(path: Path) -> str:
     if path.stat().st_size > LARGEST:
         return f"<p>{path.stat().st_size:,} bytes: too long to be shown here.</p>"
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except UnicodeDecodeError:
         return f"<p>{path.stat().st_size:,} bytes that are no text.</p>"
     try:

@@ -85,7 +85,7 @@ def file_map(name: str) -> str:
     """What each file is for."""
     rows = []
     for path in files(name):
-        text = path.read_text()
+        text = path.read_text("utf-8")
         what = first_sentence(ast.get_docstring(ast.parse(text)) or "")
         count = str(len(text.splitlines()))
         rows.append(
@@ -104,7 +104,7 @@ def kernels(name: str) -> str:
     """The docstrings of all kernels, and functions of kernels, that a version defines itself."""
     made = []
     for path in files(name):
-        found = [node for node in ast.parse(path.read_text()).body if is_kernel(node)]
+        found = [node for node in ast.parse(path.read_text("utf-8")).body if is_kernel(node)]
         if not found:
             continue
         made.append(f"### {within(path)}\n")
@@ -163,7 +163,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
     ]
     if notebook is not None:
         where.insert(0, f"[The walkthrough](../walkthroughs/{notebook}.ipynb)")
-    docstring = ast.get_docstring(ast.parse(diff.path_of(name).read_text())) or ""
+    docstring = ast.get_docstring(ast.parse(diff.path_of(name).read_text("utf-8"))) or ""
     baselines = ", ".join(f"`{baseline}`" for baseline in BASELINES)
     made = [
         f"# {version.title}\n",

@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 from flash_versions.puzzles.puzzle import MINUTES, PUZZLES
 
 PAGE_MINUTES = 30  # for the page of the backward
-PLANS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # needs, goals
+PLANS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))  # needs, goals
 
 
 class Writing(NamedTuple):

@@ -41,7 +41,7 @@ def continued(path: Path, document: Document) -> Document:
     if not path.is_file():
         return document
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
         differing = [key for key in IDENTITY if found.get(key) != document[key]]
     except (ValueError, AttributeError):
         differing = ["form"]

@@ -142,11 +142,11 @@ class Case:
     ) -> list[str]:
         """A change of a file after which it is right, in a sentence or in none."""
         end = process_time() + SECONDS
-        found = repairs(Path(file).read_text(), solution, explains) if solution else ()
+        found = repairs(Path(file).read_text("utf-8"), solution, explains) if solution else ()
         with TemporaryDirectory() as folder:
             for number, (text, said) in enumerate(found):
                 changed = Path(folder, f"repair_{number}.py")
-                changed.write_text(text)
+                changed.write_text(text, encoding="utf-8")
                 try:
                     for case in (self, *others):
                         case.check(case.load(str(changed)), str(changed))

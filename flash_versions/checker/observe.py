@@ -104,7 +104,7 @@ def compiler_said(error: Any, file: str) -> str:
     place = re.match(r"at (\d+):", lines[0]) if lines else None
     if place is None:
         return said
-    text, number = Path(file).read_text(), int(place[1])
+    text, number = Path(file).read_text("utf-8"), int(place[1])
     before, found, _ = text.partition(getattr(error, "src", None) or "\0")
     if not found:  # it is in a function of this package
         return f"line {number} of a function that it calls, {said}"

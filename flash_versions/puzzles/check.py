@@ -53,7 +53,7 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
     Raises:
         NotImplementedError: it has not been written yet.
     """
-    text = file.read_text()
+    text = file.read_text("utf-8")
     if text.strip() == puzzle.stub.strip():
         raise NotImplementedError
     try:

@@ -140,7 +140,7 @@ def text(name: str, recording: dict[str, Any]) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """The JSON of a recording's file."""
-    return json.loads(path.read_text().partition(", ")[2].rstrip().removesuffix(");"))
+    return json.loads(path.read_text("utf-8").partition(", ")[2].rstrip().removesuffix(");"))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -43,7 +43,7 @@ def shown(path: Path, but: tuple[str, ...] = ()) -> Shown:
     lines = diff.without_docstrings(path)
     text: list[str] = []
     numbers: dict[int, int] = {}
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text("utf-8")).body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name in but:
             continue
         if not node.decorator_list:
@@ -73,7 +73,7 @@ def name_of(node: ast.stmt) -> str:
 def of_file(path: str) -> dict[int, Statement]:
     """The statements of all functions of a file that have no others in them, by each line."""
     found: dict[int, Statement] = {}
-    for function in ast.walk(ast.parse(Path(path).read_text())):
+    for function in ast.walk(ast.parse(Path(path).read_text("utf-8"))):
         if not isinstance(function, ast.FunctionDef):
             continue
         seen: dict[str, int] = {}
