@@ -99,11 +99,11 @@ def check_complete(
     given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
     text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
     for i, message in enumerate(messages):
-        asks = message["role"] == "user"  # then it has a sign on either side
-        if given[i] == message or text.count(SIGN.format(i)) > asks:
+        signs = text.count(SIGN.format(i))
+        if given[i] == message or signs > (message["role"] == "user"):
             continue
         said = f"{texts(message)[0]!r:.60}"
-        if asks:
+        if signs:
             raise TemplateError(f"the chat template leaves out a part of the user's message {said}")
         raise TemplateError(
             f"the chat template writes nothing of the message {said}, whose role is"

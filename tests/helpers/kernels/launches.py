@@ -12,7 +12,6 @@ from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devic
 from flash_versions.dispatch.replay import keys, recording
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
-from flash_versions.versions.fa2 import sink
 from flash_versions.versions.fa3.hopper import host as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
@@ -28,7 +27,7 @@ LAUNCHERS = {
     "backward": backward_hopper.launch_backward,
     "finish": backward_rows.launch_finish,
     "delta": fa2_backward.launch_delta,
-    "sink": sink.launch_sink,
+    "sink": fa2_backward.launch_sink,
 }
 
 
