@@ -99,12 +99,12 @@ def check_complete(
     given = [signed(message, SIGN.format(i)) for i, message in enumerate(messages)]
     text = render_chat(template, given, **{**tokenizer.special_tokens, **variables})
     for i, message in enumerate(messages):
-        signs = text.count(SIGN.format(i))
-        if given[i] == message or signs > (message["role"] == "user"):
+        asks = message["role"] == "user"  # then it has a sign on either side
+        if given[i] == message or text.count(SIGN.format(i)) > asks:
             continue
         said = f"{texts(message)[0]!r:.60}"
-        if signs:
-            raise TemplateError(f"the chat template leaves out a part of the user's message {said}")
+        if asks:
+            raise TemplateError(f"the template leaves out the user's message {said}, or a part of it")
         raise TemplateError(
             f"the chat template writes nothing of the message {said}, whose role is"
             f" {message['role']!r}; give it a role that the template knows, such as 'user'"

@@ -112,7 +112,7 @@ def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
 
 def test_a_message_that_the_template_leaves_out_is_named(policy):
     deaf = replace(policy, template="{% for m in messages if m.role == 'user' %}?{% endfor %}")
-    with pytest.raises(ValueError, match="nothing of the message 'Hi', whose role is 'user'"):
+    with pytest.raises(ValueError, match="leaves out the user's message 'Hi'"):
         deaf.encode(Problem(Count(), (0, 0), "Hi"))
 
 

@@ -150,7 +150,7 @@ def test_a_system_prompt_that_only_the_prompt_has_is_learned_behind(system):
 
 
 LAST_PART = CUTTING.replace("m.content }}", "m.content.split('</think>')[-1] }}")
-PART = "a part of the user's message 'H"
+PART = "leaves out the user's message 'H"
 LOST = {
     "the beginning of a question": (LAST_PART, asked("aa", "H</think>i"), PART),
     "the end of a question": (CUTTING.replace("content }}", "content[:1] }}"), asked("aa"), PART),
