@@ -104,7 +104,7 @@ def check_complete(
             continue
         said = f"{texts(message)[0]!r:.60}"
         if asks:
-            raise TemplateError(f"the template leaves out the user's message {said}, or a part of it")
+            raise TemplateError(f"the template leaves out the user's message {said} or part of it")
         raise TemplateError(
             f"the chat template writes nothing of the message {said}, whose role is"
             f" {message['role']!r}; give it a role that the template knows, such as 'user'"
