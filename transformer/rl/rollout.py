@@ -26,6 +26,7 @@ from transformer.rl.limit import at_most
 from transformer.rl.loss import length_mask
 from transformer.tasks.task import Marks, Problem
 from transformer.tasks.verifiers import RewardError, as_reward
+from transformer.training.corpus import pad_right
 
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
@@ -251,7 +252,7 @@ def collate(
     rounded = width + -width % WIDTH_MULTIPLE
     if context is None or rounded <= context:
         width = rounded
-    tokens = pad_right(texts, width, np.int64)
+    tokens = torch.from_numpy(pad_right(texts, width, np.int64))
     before = torch.tensor([len(r.prompt) - 1 for r in rollouts])
     ends = before + torch.tensor([len(r.completion.tokens) for r in rollouts])
     wanted = length_mask(ends, width) & ~length_mask(before, width)
@@ -268,7 +269,8 @@ def _batch(
     said = [r.completion.tokens for r in rollouts]
     targets = torch.tensor([token for tokens in said for token in tokens], dtype=torch.int64)
     mask = length_mask(torch.tensor([*map(len, said)]), max(map(len, said)))
-    sampler = pad_right([r.completion.logprobs or [] for r in rollouts], mask.shape[1], np.float32)
+    logprobs = [r.completion.logprobs or [] for r in rollouts]
+    sampler = torch.from_numpy(pad_right(logprobs, mask.shape[1], np.float32))
     if branches is not None:
         branches = Branches(*(x.to(device) for x in branches))
     tokens, wanted, targets = (x.to(device) for x in (tokens, wanted, targets))
@@ -328,14 +330,6 @@ def next_start(end: int, first: int, length: int, unit: int, exact: bool) -> int
     if first % SPLIT == 0:  # the branch begins a split, and others may hold it as well
         return start if start % SPLIT + length <= SPLIT else start + -start % SPLIT
     return start if start + length <= first + -first % SPLIT else None
-
-
-def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tensor:
-    """Rows of numbers as a tensor, (B, width), zeros behind them."""
-    padded: np.ndarray = np.zeros((len(rows), width), dtype)
-    for line, row in zip(padded, rows):
-        line[: len(row)] = row
-    return torch.from_numpy(padded)
 
 
 def completion_logprobs(

@@ -207,16 +207,17 @@ class Corpus:
         while start < len(chats):
             length = -(-len(chats[start][0]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
             rows = self.batch_tokens // length
-            batches.append(_pad(chats[start : start + rows], length))
+            said, learned = zip(*chats[start : start + rows])
+            tokens = pad_right(said, length, np.uint16, bytes_.PAD)
+            batches.append(ChatBatch(tokens, pad_right(learned, length, bool)))
             start += rows
         rng.shuffle(batches)
         return batches
 
 
-def _pad(chats: Sequence[tuple[list[int], list[bool]]], length: int) -> ChatBatch:
-    tokens = np.full((len(chats), length), bytes_.PAD, np.uint16)
-    learned = np.zeros((len(chats), length), bool)
-    for row, (said, which) in enumerate(chats):
-        tokens[row, : len(said)] = said
-        learned[row, : len(said)] = which
-    return ChatBatch(tokens, learned)
+def pad_right(rows: Sequence[Any], width: int, dtype: type, pad: int = 0) -> np.ndarray:
+    """Rows of numbers as an array (rows, width), filled up behind them."""
+    padded: np.ndarray = np.full((len(rows), width), pad, dtype)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    return padded

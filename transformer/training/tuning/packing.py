@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import flash_versions
-from transformer.training.corpus import LENGTH_MULTIPLE, ChatBatch
+from transformer.training.corpus import LENGTH_MULTIPLE, ChatBatch, pad_right
 from transformer.training.tuning.documents import Document
 
 OPEN_ROWS = 16  # in which room for a document is looked for
@@ -91,12 +91,10 @@ def pack(rows: Sequence[Sequence[Document]]) -> PackedBatch:
     lengths = [[len(document.tokens) for document in row] for row in rows]
     longest = max(map(sum, lengths))
     width = longest + -longest % LENGTH_MULTIPLE
-    tokens = np.zeros((len(rows), width), np.int32)
-    learned = np.zeros((len(rows), width), bool)
-    for i, row in enumerate(rows):
-        tokens[i, : sum(lengths[i])] = np.concatenate([x.tokens for x in row])
-        learned[i, : sum(lengths[i])] = np.concatenate([x.learned for x in row])
-    return PackedBatch(tokens, learned, lengths)
+    tokens = [np.concatenate([x.tokens for x in row]) for row in rows]
+    learned = [np.concatenate([x.learned for x in row]) for row in rows]
+    padded = pad_right(tokens, width, np.int32), pad_right(learned, width, bool)
+    return PackedBatch(*padded, lengths)
 
 
 class PackedAttention:
