@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generation.decoding import Decoding
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row
@@ -113,27 +113,6 @@ def test_padding_is_not_penalised(tokenizer, prompt, expected):
     assert padded.tokens == expected
 
 
-def test_samples_share_the_prefill_and_nothing_else(model, tokenizer):
-    """As if every prompt were given several times; it is read once."""
-    sampling = Sampling(temperature=0.7, repetition_penalty=1.3)
-    options = {"max_tokens": 12, "sampling": sampling, "eos": (END,), "logprobs": True}
-    generators = row_generators(7, 3 * len(PROMPTS))
-    copies = [prompt for prompt in PROMPTS for _ in range(3)]
-    expected, _ = generate(model, tokenizer, copies, generators=generators, **options)
-    batches = []
-    hook = model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
-    generators = row_generators(7, 3 * len(PROMPTS))
-    samples, statistics = generate(
-        model, tokenizer, PROMPTS, generators=generators, samples=3, **options
-    )
-    hook.remove()
-    assert batches[0] == len(PROMPTS) and {*batches[1:]} == {3 * len(PROMPTS)}
-    assert len({tuple(c.tokens) for c in samples}) > len(PROMPTS)
-    assert_same_answers(samples, expected)
-    assert statistics.prompt_tokens == sum(map(len, PROMPTS))
-    assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
-
-
 @pytest.mark.parametrize(("temperature", "ban"), [(0, True), (1, False), (0.7, True)])
 def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperature, ban):
     """Also if what the model likes best everywhere is banned: the rest shares its probability."""
@@ -156,21 +135,6 @@ def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperat
         torch.testing.assert_close(
             torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4
         )
-
-
-@pytest.mark.parametrize(("prompts", "chunk"), [(PROMPTS, 1), (PROMPTS, 30), ([PROMPTS[3]] * 2, 7)])
-def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, chunk):
-    """Some chunks hold pads only, of some rows."""
-    options = {"max_tokens": 12, "eos": (END,), "logprobs": True}
-    expected, _ = generate(model, tokenizer, prompts, **options)
-    calls = []
-    hook = model.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0].shape[1]))
-    engine = EngineOptions(prefill_chunk=chunk)
-    found, _ = generate(model, tokenizer, prompts, engine=engine, **options)
-    hook.remove()
-    assert_same_answers(found, expected)
-    width = max(1, chunk // len(prompts))
-    assert calls[0] == width and calls.count(width) >= max(map(len, prompts)) // width > 1
 
 
 # The engine with a scripted model

@@ -1,60 +1,23 @@
 """Prompt-lookup decoding: the same tokens as without, from fewer forwards."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import flash_versions
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
-from transformer.generation import batch
 from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.prompt_lookup import PromptLookupDecoding
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
-from transformer.model.weights import load_model
-
-LONG = list(range(CONTEXT - 9))  # leaves room for nine tokens
-REPEATING = [65, 66, 67, 68] * 6
-ALL, ALIKE = [*PROMPTS, LONG, REPEATING], [REPEATING, REPEATING[::-1], LONG[:24]]
 
 
-def answers(model, tokenizer, lookup, prompts=ALL, *, engine=None, **options):
+def answers(model, tokenizer, lookup, prompts, *, engine=None, **options):
     options = {"max_tokens": 60, "eos": (END,), "logprobs": True} | options
     engine = EngineOptions(prompt_lookup=lookup, **(engine or {}))
     return generate(model, tokenizer, prompts, engine=engine, **options)
-
-
-@pytest.mark.parametrize(
-    ("lookup", "fixed", "prompts"), [(1, False, ALL), (8, False, ALIKE), (3, True, ALL)], ids=str
-)
-def test_drafts_change_no_token(monkeypatch, model, tokenizer, lookup, fixed, prompts):
-    """Rows go on at their own pace, up to the last position of the context."""
-    expected, plain = answers(model, tokenizer, 0, prompts)
-    if fixed:  # as on a GPU
-        start = batch.Batch._start
-        monkeypatch.setattr(
-            batch.Batch, "_start", lambda self: (setattr(self, "fixed", True), start(self))[1]
-        )
-    found, statistics = answers(model, tokenizer, lookup, prompts)
-    assert_same_answers(found, expected)
-    assert prompts is ALIKE or len({len(completion.tokens) for completion in found}) > 1
-    assert statistics.steps < plain.steps
-    assert statistics.tokens_per_forward > 1 == plain.tokens_per_forward
-
-
-@pytest.mark.parametrize("places", [None, 2])
-def test_drafts_go_with_pages(folder, model, tokenizer, places):
-    """Drafts may end in pages that a row does not have, and rows take each other's places."""
-    attend = partial(flash_versions.attention, version="reference")
-    paged_model = load_model(folder, attend)
-    options = {"engine": {"page_size": 4}, "at_once": places}
-    found, statistics = answers(paged_model, tokenizer, 3, max_tokens=40, **options)
-    assert_same_answers(found, answers(model, tokenizer, 0, max_tokens=40)[0])
-    assert statistics.tokens_per_forward > 1
 
 
 def test_a_stop_string_ends_an_answer_inside_a_draft(model, tokenizer):
@@ -121,15 +84,3 @@ def test_drafts_that_would_not_be_exact_are_refused(model, tokenizer):
     options = {"sampling": Sampling(), "generators": row_generators(0, 1)}
     with pytest.raises(ValueError, match="exact for greedy choices only"):
         answers(model, tokenizer, 2, [[1]], **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa3"])
-def test_a_graph_says_what_launches_say(folder, tokenizer, version):
-    attend = partial(flash_versions.attention, version=version)
-    model = load_model(folder, attend, torch.device("cuda"), torch.float32)
-    expected, _ = answers(model, tokenizer, 0)
-    for cuda_graph in (False, True):
-        found, statistics = answers(model, tokenizer, 4, engine={"cuda_graph": cuda_graph})
-        assert_same_answers(found, expected, 1e-4)
-        assert statistics.tokens_per_forward > 1

@@ -6,18 +6,13 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
-from tests.transformer.generation import test_decoding
-from tests.transformer.generation.test_decoding import LONG, SAMPLINGS
-from transformer.generation import batch
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, PROMPTS
+from tests.transformer.generation.test_decoding import LONG, answers
 from transformer.generation.batch import prefill
 from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.weights import load_model
-
-# Of many lengths.
-answers = partial(test_decoding.answers, max_tokens=30, samples=1, eos=(END, *range(20)))
 
 
 @pytest.fixture(scope="module")
@@ -50,44 +45,6 @@ def test_pages_give_the_logits_of_a_rectangle(model, paged_model, page_size, chu
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert paged.lengths.tolist() == rectangle.lengths.tolist()
-
-
-MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]
-
-
-@pytest.mark.parametrize(
-    "sampling, places, steps, pages",
-    [
-        ("greedy", None, 1, 8),
-        ("penalised", 3, 1, 8),
-        ("penalised", 2, 16, 8),
-        ("sampled", 3, 1, None),
-    ],
-)
-def test_a_row_does_not_depend_on_who_had_its_place(
-    monkeypatch, model, paged_model, tokenizer, sampling, places, steps, pages
-):
-    """Places are given again, or to the next batch; each row says what it says in one rectangle."""
-    sampling = SAMPLINGS[sampling]
-    expected, _ = answers(model, tokenizer, MANY, sampling)
-    assert len({len(completion.tokens) for completion in expected}) > 2
-    monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
-    shown = [""] * len(MANY)
-    ended: dict[int, object] = {}
-
-    def show(row, text):
-        shown[row] += text
-
-    options = {"engine": EngineOptions(page_size=pages or None), "at_once": places}
-    options |= {"on_end": ended.__setitem__, "on_text": show if steps == 1 else None}
-    found, statistics = answers(paged_model, tokenizer, MANY, sampling, **options)
-    assert_same_answers(found, expected, 1e-4)
-    assert steps > 1 or shown == [completion.text for completion in expected]
-    assert [ended[row] for row in range(len(MANY))] == found
-    assert statistics.rows == (places or len(MANY))
-    assert statistics.batches == (1 if pages else -(-len(MANY) // places))
-    assert statistics.generated_tokens == sum(len(c.tokens) for c in expected)
-    assert statistics.prompt_tokens == sum(map(len, MANY))
 
 
 def test_memory_is_what_is_stored(paged_model, tokenizer):
@@ -146,17 +103,3 @@ def test_bad_arguments_are_refused(model, tokenizer, options, reason):
     cache.reserve(10)
     with pytest.raises(ValueError, match="the cache holds 12 tokens and 10 are stored: 3 more"):
         cache.reserve(3)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("places", [None, 3])
-def test_a_graph_goes_on_while_rows_come_and_go(folder, tokenizer, sampling, places):
-    """Pages so small that the pool grows while a captured step is replayed."""
-    attend = partial(flash_versions.attention, version="fa2")
-    model = load_model(folder, attend, torch.device("cuda"), torch.float32)
-    expected, _ = answers(model, tokenizer, MANY, sampling)
-    for cuda_graph in (False, True):
-        engine = EngineOptions(page_size=4, cuda_graph=cuda_graph)
-        found, _ = answers(model, tokenizer, MANY, sampling, engine=engine, at_once=places)
-        assert_same_answers(found, expected, 1e-4)

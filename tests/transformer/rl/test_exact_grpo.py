@@ -8,17 +8,14 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_grpo import CPU, SLOPPY, make_trainer
+from tests.helpers.models.tiny_grpo import CPU, make_trainer
 from tests.transformer.model.test_exact import tiny
 from tests.transformer.rl.test_rollout import by_hand
 from transformer.generation.batch import prefill
-from transformer.generation.chat import Tokenizer
-from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import BranchedKVCache, KVCache
 from transformer.model.decoder import Branches
 from transformer.model.exact import attention_of
 from transformer.model.kernels.decode.merge import merge
-from transformer.rl import rollout
 from transformer.rl.rollout import (
     SPLIT,
     UNIT,
@@ -233,20 +230,6 @@ def test_a_shared_cache_is_one_for_each_row(kernels, version, changes):
         ours, theirs = (model(tokens, cache) for cache in (shared, copies))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
     assert shared.nbytes + prompts.nbytes < copies.nbytes
-
-
-def test_answers_with_a_shared_prefix_are_the_same():
-    model, tokenizer = tiny("torch", attend_by("reference")), Tokenizer.load(SLOPPY)
-
-    def answers(**options):
-        found, _ = generate(
-            model, tokenizer, [[1, 2, 3], [7] * 9], max_tokens=10, eos=(5,), samples=4,
-            generators=rollout.row_generators(0, 8), sampling=rollout.Sampling(temperature=1.0),
-            engine=EngineOptions(**options),
-        )  # fmt: skip
-        return [x.tokens for x in found]
-
-    assert answers(shared_prefix=True) == answers()
 
 
 def test_merged_parts_are_those_of_torch():
