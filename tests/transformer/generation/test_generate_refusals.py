@@ -23,6 +23,13 @@ import pytest
         (["--precision", "fp9"], "precision='fp9' is unknown"),
         (["--precision", "fp8"], "version 'sdpa': precision='fp8:block:e4m3' is not possible"),
         (["--precision", "fp8", "--dtype", "float32"], "float16 and bfloat16 are quantised"),
+        (["--exact"], "attention 'sdpa' is not exact"),
+        (["--exact", "--kernels", "fused"], "kernels='fused' are not exact"),
+        (["--exact", "--attention", "fa1"], "batch_invariant=True is not possible"),
+        (
+            ["--exact", "--attention", "auto", "--precision", "fp8", "--dtype", "bfloat16"],
+            "not possible with batch_invariant=True",
+        ),
         (["--device", "abacus"], "--device abacus is unknown"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--chat", "-p", "x"], "--chat and --prompt exclude each other"),

@@ -245,21 +245,6 @@ def test_answers_are_those_of_each_prompt_alone():
         assert answers(session, prompts, **options) == alone
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"attention": "sdpa"}, "attention 'sdpa' is not exact"),
-        ({"kernels": "fused"}, "kernels='fused' are not exact"),
-        ({"attention": "fa1"}, "batch_invariant=True is not possible"),
-        ({"precision": "fp8", "dtype": "bfloat16"}, "not possible with batch_invariant=True"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_exact_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        Session.load("reinforced", exact=True, device="cpu", **options)
-
-
 def test_texts_whose_angles_depend_on_the_longest_are_refused():
     rope = Rope(type="dynamic", factor=2.0, original_max_position_embeddings=16)
     model = tiny(rope=rope)

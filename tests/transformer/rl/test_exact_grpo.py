@@ -84,22 +84,6 @@ def test_a_gap_ends_an_exact_run(gap, tempted):
         trainer.learn(rollouts)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"exact": True, "lora_rank": 2}, "--exact is not possible with --lora-rank"),
-        ({"exact": True, "attention": "sdpa"}, "attention 'sdpa' is not exact"),
-        ({"group_layout": "tree"}, "--group-layout is rows or shared, not tree"),
-        ({"group_layout": "shared", "attention": "sdpa"}, "sdpa"),
-        ({"group": 1}, "--group must be at least 2"),
-    ],
-    ids=str,
-)
-def test_what_is_not_possible_is_refused(tempted, changes, words):
-    with pytest.raises(ValueError, match=words):
-        make_trainer(tempted, **changes)
-
-
 # --- a group as one sequence
 
 

@@ -48,7 +48,7 @@ def test_recipes_are_settings_that_options_change(recipe):
 # --- what is refused, before a step is taken
 
 
-HERE = "tests.helpers.models.tiny_grpo"
+HERE, OWN = "tests.helpers.models.tiny_grpo", "tests.helpers.models.own_tasks"
 REFUSED = {
     "--group 1": "--group must be at least 2, got 1",
     "--save-every 0": "--save-every must be at least 1, got 0",
@@ -81,6 +81,22 @@ REFUSED = {
     f"--task {HERE}:Nothing": "task 'nothing' returned None (NoneType), which is no finite number",
     f"--task {HERE}:Long": "tokens, which leaves no room for an answer in the model",
     f"--task {HERE}:Hungry": "the memory is full; a smaller --micro-batch needs less",
+    f"--task {OWN}:Number": "answer() for 'twice 3?' must return a string, got 6; str()",
+    f"--task {OWN}:Essay": "task 'essay': answer() for 'twice 3?' is 'mmm",
+    f"--task {OWN}:Wrong": "does not accept its own demonstration '<think></think><answer>6",
+    f"--task {OWN}:Formless": "form refuses it",
+    f"--task {OWN}:Groupless": "task 'groupless': form '6' has no group (?P<answer>...)",
+    f"--task {OWN}:Mute": "task 'mute': question() must return a string, got 3",
+    f"--task {OWN}:Few": "no problem for evaluation: of 10000 that it drew, none is held out",
+    "--reward number": "--reward needs --data; a task of your own has a method `reward`",
+    "--eval-data x.jsonl": "--eval-data needs --data",
+    "--data {problems} --task sums": "--data and the task sums are two kinds of problems",
+    "--data {problems} --reward nosuch": "no reward is called 'nosuch'",
+    "--data {problems} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
+    "--exact --lora-rank 2": "--exact is not possible with --lora-rank",
+    "--exact --attention sdpa": "attention 'sdpa' is not exact",
+    "--group-layout tree": "invalid choice: 'tree'",
+    "--group-layout shared --attention sdpa": "version 'sdpa'",
     "plot": "required: RUN",
     "plot /no/such": "/no/such holds no run of transformer.grpo",
 }
@@ -88,16 +104,21 @@ REFUSED = {
 
 @pytest.mark.parametrize("given", REFUSED)
 def test_wrong_requests_are_one_sentence(grpo_command, tempted, tmp_path, given):
-    arguments = given.split()
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"prompt": "1?", "answer": "1"}\n{"prompt": "2?", "answer": "2"}\n')
+    arguments = given.format(problems=problems).split()
     if "plot" not in given:
         arguments += ["--out", tmp_path / "run"]
         if "--recipe" not in given:
-            arguments = [*options(tempted, steps=2), *arguments]
+            ours = options(tempted, steps=2)
+            ours = [x for x in ours if "--data" not in given or not x.startswith("--task")]
+            arguments = [*ours, *arguments]
     code, err = grpo_command(*arguments)
     *progress, sentence = err.strip().split("\n")
     assert code == 2
     assert sentence.startswith("error: ") and REFUSED[given] in sentence
     assert all("step" in line for line in progress)
+    assert HERE in given or not (tmp_path / "run").exists()  # some tasks fail when first asked
     assert not (tmp_path / "run" / "final").exists()
     if (metrics := tmp_path / "run" / "metrics.jsonl").exists():
         assert '"step"' not in metrics.read_text()
@@ -297,31 +318,6 @@ def test_the_best_is_that_of_the_tasks_own_reward(grpo_command, tempted, tmp_pat
     }
     best = max(found, key=lambda one: (one["reward"], one["evaluation"]))
     assert torch.equal(*weights.values()) == (best is found[-1])
-
-
-@pytest.mark.parametrize(
-    "task, sentence",
-    [
-        ("Number", "task 'number': answer() for 'twice 3?' must return a string, got 6; str()"),
-        ("Essay", "task 'essay': answer() for 'twice 3?' is 'mmm"),
-        ("Wrong", "task 'wrong' does not accept its own demonstration '<think></think><answer>6"),
-        ("Formless", "form refuses it"),
-        ("Groupless", "task 'groupless': form '6' has no group (?P<answer>...)"),
-        ("Mute", "task 'mute': question() must return a string, got 3"),
-        (
-            "Few",
-            "task 'few' has no problem for evaluation: of 10000 that it drew, none is held out",
-        ),
-    ],
-)
-def test_a_task_is_tried_before_a_run_depends_on_it(
-    grpo_command, tempted, tmp_path, task, sentence
-):
-    changes = {"task": f"tests.helpers.models.own_tasks:{task}"}
-    code, err = grpo_command(*options(tempted, **changes), "--out", tmp_path / "run")
-    assert code == 2 and err.count("\n") == 1
-    assert sentence in err
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_documented_tasks_are_accepted():

@@ -310,20 +310,3 @@ def test_a_reward_that_fails_names_the_completion(tempted, file, name, words):
     one = make_trainer(tempted, **own(file, reward=f"{HERE}:{name}"))
     with pytest.raises(ValueError, match=f"{words}.* for the completion"):
         one.roll_out()
-
-
-REFUSED = {
-    "--reward number": "--reward needs --data; a task of your own has a method `reward`",
-    "--eval-data x.jsonl": "--eval-data needs --data",
-    "--data {file} --task sums": "--data and the task sums are two kinds of problems",
-    "--data {file} --reward nosuch": "no reward is called 'nosuch'",
-    "--data {file} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
-}
-
-
-@pytest.mark.parametrize("given", REFUSED)
-def test_what_cannot_work_is_refused_in_a_sentence(file, given, tmp_path, grpo_command):
-    out = ["--out", tmp_path / "run", "--device", "cpu"]
-    code, said = grpo_command(*given.format(file=file).split(), *out)
-    assert code == 2
-    assert said.startswith("error: ") and REFUSED[given] in said

@@ -230,29 +230,6 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
     assert "already holds a checkpoint; use another --out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "wrong, sentence",
-    [
-        (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--lr", "nan"], "--lr must be above 0, at most 1e+30, got nan"),
-        (["--seed", "99999999999999999999"], "--seed must be a whole number of 64 bits, got 999"),
-        (["--batch-tokens", "100"], "a batch must hold at least 1024 tokens"),
-        (["--hasty", "0.5"], "--hasty and --forget need --teacher sloppy"),
-        (["--teacher", "sloppy", "--hasty", "2"], "hasty is a probability, not 2.0"),
-        (["--eval-problems", "0"], "--eval-problems must be at least 1, got 0"),
-        (["--device", "abacus"], "--device abacus is unknown"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_wrong_request_gets_one_sentence(tmp_path, capsys, wrong, sentence):
-    folder = tmp_path / "run"
-    assert train.main([*arguments(folder), *wrong]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert sentence in error
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_reply_that_does_not_end_is_not_right(monkeypatch, temperature):
     """The judge accepts everything, so the end of the turn alone decides."""

@@ -1,4 +1,6 @@
-"""Training on data of one's own: a step against transformers, packing, resuming, the result."""
+"""Training on data of one's own: a step against transformers, packing, resuming, the result; and
+what the command refuses, with and without such data.
+"""
 
 import json
 import os
@@ -12,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.helpers.models.family_checkpoints import make_checkpoint
-from tests.transformer.training.test_train import train_until
+from tests.transformer.training.test_train import arguments, train_until
 from transformer import train
 from transformer.model import weights
 from transformer.model.weights import load_model
@@ -281,6 +283,15 @@ def test_a_model_that_sdpa_cannot_compute_trains_on_a_cpu(name, chats, tmp_path,
 
 
 REFUSED = {
+    "--steps 0": "--steps must be at least 1, got 0",
+    "--lr nan": "--lr must be above 0, at most 1e+30, got nan",
+    "--seed 99999999999999999999": "--seed must be a whole number of 64 bits, got 999",
+    "--batch-tokens 100": "a batch must hold at least 1024 tokens",
+    "--hasty 0.5": "--hasty and --forget need --teacher sloppy",
+    "--teacher sloppy --hasty 2": "hasty is a probability, not 2.0",
+    "--eval-problems 0": "--eval-problems must be at least 1, got 0",
+    "--device abacus": "--device abacus is unknown",
+    "--model sloppy": "--model needs --data or --task",
     "--data {chats} --task sums": "--data and --task are two kinds of data",
     "--data {chats} --teacher careful": "--teacher is for the built-in skills; leave it out with",
     "--task sums --eval-data {chats}": "--eval-data does not go with --task",
@@ -290,16 +301,17 @@ REFUSED = {
     "--data {chats} --lora-rank 999": "--lora-rank 999 is more than the width of the model",
     "--data {chats} --context 8": "line 1 is longer than 8 tokens",
     "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",
-    "--model sloppy": "--model needs --data or --task",
 }
 
 
 @pytest.mark.parametrize("given", REFUSED)
 def test_what_cannot_work_is_refused_in_a_sentence(tempted, chats, tmp_path, given, capsys):
     out = tmp_path / "out"
-    model = [] if "model" in given or given == "--epochs 2" else ["--model", str(tempted)]
-    line = [*given.format(chats=chats).split(), *model, "--out", str(out), "--device", "cpu"]
+    line = arguments(out)
+    if "--data" in given or "--task" in given:
+        line = ["--out", str(out), "--device", "cpu", "--model", str(tempted)]
+    line += given.format(chats=chats).split()
     assert train.main(line) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and REFUSED[given] in said
+    assert said.startswith("error: ") and said.count("\n") == 1 and REFUSED[given] in said
     assert not out.exists()
