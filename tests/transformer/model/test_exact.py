@@ -18,7 +18,6 @@ from transformer.model.kernels.gate import gated
 from transformer.model.kernels.norm import norm_reference, rms_norm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
-from transformer.model.weights import CHECKPOINTS, load_model
 
 GROUPS = {"num_heads": 4, "num_kv_heads": 2, "tied_embeddings": False, "vocab_size": 101}
 FAMILIES = {
@@ -47,7 +46,7 @@ def tiny(kernels="exact", attention=exact.attention_by_blocks, dtype=torch.float
     return model.to(dtype).requires_grad_(False)
 
 
-def differing(model, seed, longest=50):
+def differing(model, seed):
     """Elements of logits that are not those of the row alone: beside others, padded on the right
     and the left, read in chunks, from both caches, decoded alone and with drafts.
     """
@@ -56,10 +55,10 @@ def differing(model, seed, longest=50):
     def drawn(count):
         return [rng.randrange(config.vocab_size) for _ in range(count)]
 
-    rows = [drawn(rng.randint(1, longest)) for _ in range(rng.randint(2, 6))]
+    rows = [drawn(rng.randint(1, 50)) for _ in range(rng.randint(2, 6))]
     more = [drawn(6) for _ in rows]
     alone = [model(torch.tensor([row + new]))[0] for row, new in zip(rows, more)]
-    width = longest + rng.randint(0, 20)
+    width = 50 + rng.randint(0, 20)
     right = torch.zeros(len(rows), width, dtype=torch.int64)
     for line, row in zip(right, rows):
         line[: len(row)] = torch.tensor(row)
@@ -85,14 +84,6 @@ def differing(model, seed, longest=50):
 def test_logits_do_not_depend_on_what_is_beside_them(family, dtype):
     model = tiny(dtype=dtype, **FAMILIES[family])
     assert sum(differing(model, seed) for seed in range(6)) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nor_do_those_of_the_shipped_model(dtype):
-    folder = CHECKPOINTS / "reinforced"
-    model = load_model(folder, exact.attention_by_blocks, "cpu", dtype, "exact")
-    with torch.no_grad():
-        assert sum(differing(model, seed, longest=90) for seed in range(4)) == 0
 
 
 def test_ordinary_ones_do():

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.messages import encode_prompt
+from transformer.rl.practice import Mix, Practice
 from transformer.tasks import phrases, skills
 from transformer.tasks.beyond import KINDS
 from transformer.tasks.phrases import REPLIES, in_words
@@ -222,12 +223,13 @@ def test_nobody_asks_for_a_distance_below_zero():
     assert not any(far.search(text) for text, _, a, b in asked if a < b)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("task", [*TASKS.values(), Mix(), Practice()], ids=lambda task: task.name)
 @pytest.mark.parametrize("held_out", [False, True], ids=["training", "held out"])
-def test_the_careful_teacher_is_right(name, held_out):
+def test_the_careful_teacher_is_right(task, held_out):
+    """And of problems that mix the tasks, too, none is on both sides."""
     rng = Random(7)
-    for _ in range(200):
-        problem = TASKS[name].sample(rng, held_out)
+    for _ in range(400):
+        problem = task.sample(rng, held_out)
         assert problem.held_out == held_out
         assert problem.reward(Teacher().reply(rng, problem)) == 1, problem
         assert problem.messages[-1] == {"role": "user", "content": problem.question}

@@ -41,8 +41,9 @@ def recipe(**changes):
     return Teaching(**{**fields, "learning_rate": 1e-3, "model": TINY, **changes})
 
 
-def train_until(run, stop_before, save_every):
-    """Train, as if killed before some step."""
+def run(folder, given=None, stop_before=None, save_every=3):
+    """Train for some steps, as if killed before one. The weights, and the log without its times."""
+    run = Training(given or recipe(), folder, CPU)
     learn = run.learn
 
     def learn_or_die(batch):
@@ -53,12 +54,6 @@ def train_until(run, stop_before, save_every):
     run.learn = learn_or_die
     with contextlib.suppress(KeyboardInterrupt):
         train.train(run, save_every, Progress(quiet=True))
-
-
-def run(folder, *, stop_before=None, **changes):
-    """Train for some steps. The weights, and the log without its times."""
-    run = Training(recipe(**changes), folder, CPU)
-    train_until(run, stop_before, save_every=3)
     records = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     timed = ("seconds", "tokens_per_second")
     return run.model.state_dict(), [
@@ -159,7 +154,7 @@ def test_a_run_is_taken_up_that_was_killed_before_its_first_line(tmp_path):
 def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
     run(tmp_path, stop_before=5)
     with pytest.raises(ValueError, match="unfinished run with another seed .3, now 4."):
-        run(tmp_path, seed=4)
+        run(tmp_path, recipe(seed=4))
 
 
 DAMAGES = {

@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.helpers.models.family_checkpoints import make_checkpoint
-from tests.transformer.training.test_train import arguments, train_until
+from tests.transformer.training.test_train import arguments, run
 from transformer import train
 from transformer.model import weights
 from transformer.model.weights import load_model
@@ -108,21 +108,15 @@ def test_packing_loses_nothing_and_fits():
             assert not batch.learned[i, sum(row) :].any()
 
 
-def run(folder, model, stop_before=None, **changes):
-    """Train for some steps, as if killed before one; the weights."""
-    tuning = Training(recipe(model, **changes), folder, CPU)
-    train_until(tuning, stop_before, save_every=2)
-    return dict(tuning.model.state_dict())
-
-
 @pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "adapters"])
 def test_an_interrupted_run_ends_in_the_same_bits(tempted, tmp_path, rank):
-    changes = {"steps": 5, "lora_rank": rank}
-    assert recipe(tempted).packing.steps(1) < 4  # it goes through more than one epoch
-    whole = run(tmp_path / "whole", tempted, **changes)
-    run(tmp_path / "halves", tempted, stop_before=3, **changes)
-    again = run(tmp_path / "halves", tempted, **changes)
+    given = recipe(tempted, steps=5, lora_rank=rank, log_every=1)
+    assert given.packing.steps(1) < 4  # it goes through more than one epoch
+    whole, log = run(tmp_path / "whole", given, save_every=2)
+    run(tmp_path / "halves", given, stop_before=3, save_every=2)
+    again, resumed_log = run(tmp_path / "halves", given, save_every=2)
     assert_close(again, whole, rtol=0, atol=0)
+    assert resumed_log == log
 
 
 PARITY = [(f"What is {i}?", "odd" if i % 2 else "even") for i in range(40)]
