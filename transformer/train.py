@@ -21,13 +21,14 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from transformer.generation.command import Parser, attention_name, refuse_below, run_training
+from transformer.generation.command import Parser, attention_name, flag, refuse_below, run_training
 from transformer.generation.progress import Progress
 from transformer.model.files import only_writer
 from transformer.rl.recipes import find_task
@@ -38,6 +39,43 @@ from transformer.training.run import STATE, Training
 from transformer.training.teaching import PATIENCE, SLOPPY
 from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
+
+UNFIT = object()  # the default of an option where it is none
+NUMBER, REAL, SWITCH = {"type": int}, {"type": float}, {"action": "store_true"}
+FILE, NAMED = {"type": Path, "metavar": "FILE"}, {"type": attention_name}
+OWN = "with --data or --task"
+# Option -> its default for the built-in skills, that for data of one's own, what --help says of it,
+# and how it is read. The parser has no defaults, so that it is seen which options are given.
+OPTIONS: Mapping[str, tuple[Any, Any, str, Mapping[str, Any]]] = {
+    "teacher": ("careful", UNFIT, "({})", {"choices": ("careful", "sloppy")}),
+    "hasty": (None, UNFIT, f"sloppy: share of blind guesses ({SLOPPY.hasty})", REAL),
+    "forget": (None, UNFIT, f"sloppy: share of forgotten carries ({SLOPPY.forget})", REAL),
+    "tasks": ("chat", UNFIT, "what to teach ({})", {"choices": tuple(MIXES)}),
+    "patience": (None, UNFIT, f"countdown: share of failures tried again ({PATIENCE})", REAL),
+    "workers": (None, UNFIT, "processes that generate data (one per core but one)", NUMBER),
+    "eval_problems": (512, UNFIT, "of each skill, in the last evaluation ({})", NUMBER),
+    "steps": (6000, None, f"of the optimiser ({{}}; {OWN} see --epochs)", NUMBER),
+    "batch_tokens": (65536, 4096, f"per step, padding included ({{}}; {OWN} {{}})", NUMBER),
+    "lr": (3e-3, None, f"peak of the learning rate ({{}}; {OWN} 1e-3 or 2e-5)", REAL),
+    "attention": ("sdpa", "auto", f"a version, or mine.py ({{}}; {OWN} {{}})", NAMED),
+    "save_every": (500, 100, f"steps between two saved states ({{}}; {OWN} {{}})", NUMBER),
+    "eval_every": (
+        1000,
+        None,
+        f"steps between evaluations, or 0 ({{}}; {OWN} an epoch)",
+        NUMBER,
+    ),
+    "model": (UNFIT, "reinforced", "what is trained: a folder, or a name of the hub ({1})", {}),
+    "eval_data": (UNFIT, None, "held-out chats (one in 16 of --data)", FILE),
+    "system": (UNFIT, None, "system prompt for chats that have none", {"metavar": "TEXT"}),
+    "examples": (UNFIT, 2048, "of --task ({1})", NUMBER),
+    "epochs": (UNFIT, 3, "times through the data, unless --steps says ({1})", NUMBER),
+    "context": (UNFIT, None, "tokens of a row (what the longest chat needs)", NUMBER),
+    "drop_long": (UNFIT, False, "leave out chats that are longer than a row", SWITCH),
+    "lora_rank": (UNFIT, 0, "train adapters of this rank only (0: all weights)", NUMBER),
+    "micro_tokens": (UNFIT, 8192, "tokens in memory at a time ({1})", NUMBER),
+    "checkpointing": (UNFIT, False, "recompute activations in the backward pass", SWITCH),
+}
 
 
 def train(training: Training, save_every: int, progress: Progress) -> None:
@@ -99,47 +137,61 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; ValueError for options that are wrong or contradict each other."""
     parser = Parser(prog="python -m transformer.train", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--teacher", choices=("careful", "sloppy"), default="careful", help="(careful)")
-    add("--hasty", type=float, help=f"sloppy: share of blind guesses ({SLOPPY.hasty})")
-    add("--forget", type=float, help=f"sloppy: share of forgotten carries ({SLOPPY.forget})")
-    add("--tasks", choices=tuple(MIXES), default="chat", help="what to teach (chat)")
-    add("--patience", type=float, help=f"countdown: share of failures tried again ({PATIENCE})")
     add("--out", type=Path, required=True, metavar="DIR", help="the checkpoint's folder")
     add("--seed", type=int, default=0, help="of the weights and the data (0)")
-    steps = "of the optimiser (6000; with --data or --task see --epochs)"
-    batch_tokens = "per step, padding included (65536; with --data or --task 4096)"
-    rate = "peak of the learning rate (3e-3; with --data or --task 1e-3 or 2e-5)"
-    add("--steps", type=int, default=6000, help=steps)
-    add("--batch-tokens", type=int, default=65536, help=batch_tokens)
-    add("--lr", type=float, default=3e-3, help=rate)
-    add("--attention", type=attention_name, default="sdpa", help="a version, or mine.py (sdpa)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    add("--workers", type=int, help="processes that generate data (one per core but one)")
-    add("--save-every", type=int, default=500, help="steps between two saved states (500)")
-    add("--eval-every", type=int, default=1000, help="steps between evaluations; 0: none (1000)")
-    add("--eval-problems", type=int, default=512, help="of each skill, in the last one (512)")
     add("--report-to", choices=TRACKERS, default="none", help="a tracker of experiments (none)")
     add("--quiet", action="store_true", help="say nothing but errors")
-    tuning.add_options(parser)
+    own = parser.add_argument_group("data of your own (docs/use/your_data.md)")
+    own.add_argument("--data", type=Path, metavar="FILE", help="chats or texts, .jsonl or .txt")
+    own.add_argument("--task", help="demonstrations of a task, or of module:Class")
+    for name, (skills, data, help, how) in OPTIONS.items():
+        group = own if skills is UNFIT else parser
+        help = help.format(skills, data)
+        group.add_argument(flag(name), default=argparse.SUPPRESS, help=help, **how)
     arguments = parser.parse_args(argv)
-    if tuning.is_own(arguments):
-        parser.set_defaults(**tuning.DEFAULTS)
-        arguments = parser.parse_args(argv)
-    tuning.check(arguments)
+    complete(arguments)
+    least = {"examples": 1, "epochs": 1, "context": 2, "lora_rank": 0, "micro_tokens": 1}
+    least |= {"workers": 0, "save_every": 1, "eval_every": 0, "eval_problems": 1}
+    refuse_below(arguments, **least, batch_tokens=1)
+    return arguments
+
+
+def complete(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together by a ValueError, and fill in what was not given."""
+    given, own = {*vars(arguments)}, is_own(arguments)
+    if arguments.data is not None and arguments.task is not None:
+        raise ValueError("--data and --task are two kinds of data; a run has one")
+    ours, theirs = ("--data", "examples") if arguments.task is None else ("--task", "eval_data")
+    for name, (skills, data, *_) in OPTIONS.items():
+        default = data if own else skills
+        if name not in given:
+            setattr(arguments, name, None if default is UNFIT else default)
+        elif default is UNFIT and own:
+            raise ValueError(f"{flag(name)} is for the built-in skills; leave it out with {ours}")
+        elif default is UNFIT:
+            raise ValueError(f"{flag(name)} needs --data or --task")
+    if theirs in given:
+        raise ValueError(f"{flag(theirs)} does not go with {ours}")
+    if {"steps", "epochs"} <= given:
+        raise ValueError("--steps and --epochs both say how long to train; one is enough")
     if arguments.teacher == "careful" and (arguments.hasty, arguments.forget) != (None, None):
         raise ValueError("--hasty and --forget need --teacher sloppy")
     if arguments.tasks != "countdown" and arguments.patience is not None:
         raise ValueError("--patience needs --tasks countdown")
-    refuse_below(arguments, workers=0, save_every=1, eval_every=0, eval_problems=1)
-    return arguments
+
+
+def is_own(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments ask for data of one's own."""
+    return arguments.data is not None or arguments.task is not None
 
 
 def _run(argv: Sequence[str]) -> None:
     with alike():
         arguments = parse(argv)
         device = own_device(arguments.device)
-        own = tuning.is_own(arguments)
-        task = find_task(arguments.task) if own and arguments.task is not None else None
+        own = is_own(arguments)
+        task = None if arguments.task is None else find_task(arguments.task)
         recipe = tuning.plan(arguments, device, task) if own else teaching.plan(arguments, argv)
     with connected(device) as world, ExitStack() as stack:
         with world.together():

@@ -1,13 +1,10 @@
 """What `python -m transformer.train` does with `--data` or `--task`."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from transformer.generation.command import flag, refuse_below
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.tasks.task import Task
@@ -16,72 +13,10 @@ from transformer.training.tuning.documents import Document, Encoder, fingerprint
 from transformer.training.tuning.packing import Packing
 from transformer.training.tuning.run import Tuning
 
-# Options that mean another thing, or nothing, for data of one's own, with their defaults there.
-DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("teacher", "hasty", "forget", "tasks", "patience", "workers", "steps", "lr")),
-    **dict.fromkeys(("eval_every", "eval_problems")),
-    "batch_tokens": 4096,
-    "attention": "auto",
-    "save_every": 100,
-}
-FOR_SKILLS = ("teacher", "hasty", "forget", "tasks", "patience", "workers", "eval_problems")
-NUMBER, SWITCH = {"type": int}, {"action": "store_true"}
-# Their defaults stand here and not in the parser, so that it is seen whether they are given.
-OWN: Mapping[str, tuple[Any, str, Mapping[str, Any]]] = {
-    "model": ("reinforced", "what to train on: a folder, or a name of the hub ({})", {}),
-    "eval_data": (None, "held-out chats (one in 16 of --data)", {"type": Path, "metavar": "FILE"}),
-    "system": (None, "system prompt for chats that have none", {"metavar": "TEXT"}),
-    "examples": (2048, "of --task ({})", NUMBER),
-    "epochs": (3, "times through the data, unless --steps says ({})", NUMBER),
-    "context": (None, "tokens of a row (what the longest chat needs)", NUMBER),
-    "drop_long": (False, "leave out chats that are longer than a row", SWITCH),
-    "lora_rank": (0, "train adapters of this rank only (0: all weights)", NUMBER),
-    "micro_tokens": (8192, "tokens in memory at a time ({})", NUMBER),
-    "checkpointing": (False, "recompute activations in the backward pass", SWITCH),
-}
 AS_GIVEN = ("model", "seed", "batch_tokens", "lora_rank", "micro_tokens", "checkpointing")
-FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
 SHOWN = 3  # chats that are named in a note
 SMALL = 10_000_000  # parameters: a smaller model learns at a higher rate
 LEAST_WIDTH = 1024  # of a row, if the model's context has it
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options for data of one's own."""
-    group = parser.add_argument_group("data of your own (docs/use/your_data.md)")
-    group.add_argument("--data", type=Path, metavar="FILE", help="chats or texts, .jsonl or .txt")
-    what = "demonstrations of a task, or of module:Class"
-    group.add_argument("--task", metavar="TASK", help=what)
-    for name, (default, help, how) in OWN.items():
-        group.add_argument(flag(name), default=argparse.SUPPRESS, help=help.format(default), **how)
-
-
-def is_own(arguments: argparse.Namespace) -> bool:
-    """Whether the arguments ask for data of one's own."""
-    return arguments.data is not None or arguments.task is not None
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together by a ValueError, and fill in what was not given."""
-    given = [name for name in OWN if hasattr(arguments, name)]
-    if not is_own(arguments):
-        if given:
-            raise ValueError(f"{flag(given[0])} needs --data or --task")
-        return
-    if arguments.data is not None and arguments.task is not None:
-        raise ValueError("--data and --task are two kinds of data; a run has one")
-    ours, theirs = ("--data", TASK_ONLY) if arguments.data is not None else ("--task", FILE_ONLY)
-    if unfit := [x for x in FOR_SKILLS if getattr(arguments, x) is not None]:
-        raise ValueError(f"{flag(unfit[0])} is for the built-in skills; leave it out with {ours}")
-    if unfit := [x for x in given if x in theirs]:
-        raise ValueError(f"{flag(unfit[0])} does not go with {ours}")
-    if arguments.steps is not None and "epochs" in given:
-        raise ValueError("--steps and --epochs both say how long to train; one is enough")
-    for name, (default, *_) in OWN.items():
-        if name not in given:
-            setattr(arguments, name, default)
-    least = {"examples": 1, "epochs": 1, "context": 2, "lora_rank": 0, "micro_tokens": 1}
-    refuse_below(arguments, **least, batch_tokens=1)
 
 
 def plan(arguments: argparse.Namespace, device: torch.device, task: Task | None) -> Tuning:
