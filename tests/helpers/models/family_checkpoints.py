@@ -196,6 +196,19 @@ def make_tokens(length, batch=2):
     return torch.randint(512, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
+def greedy_answers(theirs, prompts, count, **options):
+    """What transformers says to prompts side by side, padded on the left."""
+    pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    found = theirs.generate(
+        torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts)]),
+        attention_mask=torch.tensor([[0] * n + [1] * len(p) for n, p in zip(pads, prompts)]),
+        do_sample=False,
+        max_new_tokens=count,
+        **options,
+    )
+    return found[:, max(map(len, prompts)) :].tolist()
+
+
 @torch.no_grad()
 def assert_same_logits(ours, theirs, lengths=(1, 17, 140)):
     """To 1e-5 of the largest logit: by as much, two orders of the same sums differ in fp32."""

@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 
+from tests.helpers.models.family_checkpoints import greedy_answers
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generation.decoding import Decoding
 from transformer.generation.engine import GREEDY, EngineOptions, generate
@@ -12,7 +13,6 @@ from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Config, Transformer
 from transformer.model.kernels.startup import compiling
-from transformer.training import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +67,15 @@ def run_script(tokenizer, *scripts, max_tokens=50, **options):
 # The engine against transformers
 
 
-def hf_generate(oracle, prompts, **options):
-    longest = max(map(len, prompts))
-    pad = byte_tokenizer.PAD
-    batch = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    output = oracle.generate(
-        batch, attention_mask=mask, do_sample=False, max_new_tokens=30, pad_token_id=pad, **options
-    )
-    return output[:, longest:].tolist()
-
-
-def until(tokens: list[int], eos: set[int]) -> list[int]:
-    """Tokens up to and including the first end."""
-    ends = [i for i, token in enumerate(tokens) if token in eos]
-    return tokens[: ends[0] + 1] if ends else tokens
-
-
 def test_repetition_penalty_equals_transformers(model, tokenizer, oracle):
     sampling = Sampling(temperature=0, repetition_penalty=1.3)
     for prompt in PROMPTS:
-        [expected] = hf_generate(oracle, [prompt], repetition_penalty=1.3, eos_token_id=END)
+        options = {"repetition_penalty": 1.3, "eos_token_id": END}
+        [expected] = greedy_answers(oracle, [prompt], 30, **options)
         [completion], _ = generate(
             model, tokenizer, [prompt], max_tokens=30, sampling=sampling, eos=(END,)
         )
-        assert completion.tokens == until(expected, {END})
+        assert completion.tokens == expected
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.helpers.models.family_checkpoints import (
     as_transformers_4,
     assert_same_logits,
     attention,
+    greedy_answers,
     make_checkpoint,
     make_tokens,
 )
@@ -104,15 +105,7 @@ def test_greedy_answers_are_those_of_transformers(theirs, name):
         found, _ = generate(ours, Numbers(), prompts, max_tokens=16)
         return [completion.tokens for completion in found]
 
-    longest = max(map(len, prompts))
-    pads = [longest - len(prompt) for prompt in prompts]
-    expected = model.generate(
-        torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts)]),
-        attention_mask=torch.tensor([[0] * n + [1] * len(p) for n, p in zip(pads, prompts)]),
-        do_sample=False,
-        max_new_tokens=16,
-        eos_token_id=None,
-    )[:, longest:].tolist()
+    expected = greedy_answers(model, prompts, 16, eos_token_id=None)
     assert answers(prompts) == expected
     assert answers(prompts[1:2]) == expected[1:2]
     assert sum(len(set(answer)) for answer in expected) > 20  # they do not say one thing only
