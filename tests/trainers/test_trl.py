@@ -19,15 +19,13 @@ from tests.trainers.runs import (  # noqa: E402
     random_model,
     random_rows,
 )
+from transformer.model.weights import find_checkpoint  # noqa: E402
 from transformer.training import byte_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    for name, text in byte_tokenizer.files().items():
-        (folder / name).write_text(text)
-    return AutoTokenizer.from_pretrained(folder)
+def tokenizer():
+    return AutoTokenizer.from_pretrained(find_checkpoint("sloppy"))
 
 
 class RecordedSFT(Recorded, trl.SFTTrainer):

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer.generation.messages import encode_prompt
+from transformer.model.weights import find_checkpoint
 from transformer.rl.practice import Mix, Practice
 from transformer.tasks import phrases, skills
 from transformer.tasks.beyond import KINDS
@@ -23,16 +24,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    for name, content in byte_tokenizer.files().items():
-        (folder / name).write_text(content, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def theirs(folder):
-    return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(folder)
+def theirs():
+    kind = pytest.importorskip("transformers").PreTrainedTokenizerFast
+    return kind.from_pretrained(find_checkpoint("sloppy"))
 
 
 # The tokenizer, against the tokenizers and transformers libraries.
