@@ -96,8 +96,17 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        return *_gradients(aligned(x), weight, aligned(dy), *ctx.switches), None, None, None
+        (x, weight), (eps, *switches) = ctx.saved_tensors, ctx.switches
+        x, dy = aligned(x), aligned(dy)
+        rows, inner = x.numel() // x.shape[-1], x.shape[-1]
+        constants, num_warps = _tile(inner, *switches)
+        programs = min(cdiv(rows, constants["ROWS"]), PROGRAMS)
+        dx, shares = torch.empty_like(x), weight.new_empty(programs, inner, dtype=torch.float32)
+        if rows:
+            arguments = x, aligned(weight), dy, dx, shares, rows, inner, float(eps)
+            with devices.on_device(x):
+                launch_backward((programs,), arguments, constants, num_warps)
+        return dx, shares.sum(0).type_as(weight), None, None, None
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -132,20 +141,6 @@ def _tile(inner: int, plus_one: bool, rounded_last: bool) -> tuple[dict[str, Any
     block = triton.next_power_of_2(inner)
     switches = {"PLUS_ONE": plus_one, "ROUNDED_LAST": rounded_last}
     return switches | {"ROWS": max(1, TILE // block), "BLOCK": block}, 8 if block > TILE else 4
-
-
-def _gradients(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float, *switches: bool
-) -> tuple[Tensor, Tensor]:
-    rows, inner = x.numel() // x.shape[-1], x.shape[-1]
-    constants, num_warps = _tile(inner, *switches)
-    programs = min(cdiv(rows, constants["ROWS"]), PROGRAMS)
-    dx, shares = torch.empty_like(x), weight.new_empty(programs, inner, dtype=torch.float32)
-    if rows:
-        arguments = x, aligned(weight), dy, dx, shares, rows, inner, float(eps)
-        with devices.on_device(x):
-            launch_backward((programs,), arguments, constants, num_warps)
-    return dx, shares.sum(0).type_as(weight)
 
 
 def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
