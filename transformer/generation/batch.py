@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transformer.generation.decoding import Decoding, SampleOptions
+from transformer.generation.decoding import Decoding, SampleOptions, tokens_seen
 from transformer.generation.prompt_lookup import PromptLookupDecoding
 from transformer.generation.row import Completion, Row
 from transformer.generation.sampling import uniform_numbers
@@ -391,11 +391,3 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
     batch = pad_sequence(rows, batch_first=True, padding_side="left")
     padding = batch.shape[1] - torch.tensor([*map(len, prompts)])
     return batch, padding if padding.any() else None
-
-
-def tokens_seen(rows: Sequence[Row], vocab_size: int) -> Tensor:
-    """(B, V) bool: which tokens occur in each row's prompt."""
-    seen = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
-    for line, row in zip(seen, rows):
-        line[list(row.prompt)] = True
-    return seen

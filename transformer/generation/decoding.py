@@ -129,9 +129,8 @@ class Decoding:
             uniform = self._numbers[index, :1]
         seen = None
         if self._seen is not None:
-            seen = self._seen[index : index + 1].zero_()
-            prompt = torch.tensor(row.prompt, dtype=torch.int64)
-            seen[0, prompt.unique().to(seen.device)] = True
+            seen = self._seen[index : index + 1]
+            seen.copy_(tokens_seen([row], seen.shape[1]))
         token, score = self._sample(logits, seen, uniform)
         self.newest[index] = token
         self._drawn[index] = 1
@@ -268,6 +267,14 @@ class Decoding:
                 graph.capture_end()
         current.wait_stream(stream)
         return graph
+
+
+def tokens_seen(rows: Sequence[Row], vocab_size: int) -> Tensor:
+    """(B, V) bool: which tokens occur in each row's prompt."""
+    seen = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
+    for line, row in zip(seen, rows):
+        line[list(row.prompt)] = True
+    return seen
 
 
 @cache
