@@ -31,7 +31,8 @@ def gradient_of(trainer: Trainer, rollouts) -> tuple[list[torch.Tensor], dict[st
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in trainer.policy.model.parameters()]
+    """Those that learn."""
+    return [p.detach().clone() for p in trainer.learner.parameters]
 
 
 def policy_gradient(trainer: Trainer, rollouts) -> list[torch.Tensor]:
@@ -270,15 +271,17 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
     return weights_of(trainer)
 
 
-@pytest.mark.parametrize("replay", [0.0, 0.5])
-def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
-    changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
-    changes |= {"beta": 0.01, "warm_up": 3, "replay": replay, "average": 1.0}
+@pytest.mark.parametrize("changes", [{}, {"replay": 0.5}, {"lora_rank": 2}], ids=str)
+def test_a_restored_trainer_takes_the_same_steps(tempted, changes):
+    changes = changes | {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
+    changes |= {"beta": 0.01, "warm_up": 3, "average": 1.0}
     whole = make_trainer(tempted, **changes)
     expected = steps(whole, 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)
     steps(halfway, 2)
-    rest.restore(halfway.state())
+    state = halfway.state()
+    assert all("lora" in name for name in state["model"]) == ("lora_rank" in changes)
+    rest.restore(state)
     assert all(map(torch.equal, steps(rest, 2), expected))
     torch.testing.assert_close(rest.state()["mean"], whole.state()["mean"], rtol=0, atol=0)
     other = steps(make_trainer(tempted, **changes, seed=1), 4)

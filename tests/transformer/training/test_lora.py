@@ -108,15 +108,3 @@ def test_the_reference_is_the_model_without_adapters(tempted):
     trainer.restore(state)
     trainer.learner.reference = start
     assert trainer.learn(rollouts)["kl"] == pytest.approx(kl, rel=1e-4)
-
-
-def test_the_state_holds_adapters_only_and_is_enough(tempted):
-    trainer = make_trainer(tempted, lora_rank=RANK)
-    trainer.learn(trainer.roll_out().rollouts)
-    state = copy.deepcopy(trainer.state())
-    assert state["model"] and all("lora" in name for name in state["model"])
-    again = make_trainer(tempted, lora_rank=RANK)
-    again.restore(state)
-    for one in (trainer, again):
-        one.learn(one.roll_out().rollouts)
-    assert_close(again.state()["model"], trainer.state()["model"], rtol=0, atol=0)
