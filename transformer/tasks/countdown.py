@@ -19,7 +19,6 @@ from transformer.tasks.task import Task, worked
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 LARGEST = 999  # what a line may come to
-COUNT, TOP = 3, 50  # numbers of a problem, and the largest of them
 
 # A plain expression has no names, no dots, no other script's digits, and an end.
 _plain = re.compile(r"[0-9(][0-9+*() -]{0,98}[0-9)]")
@@ -95,14 +94,26 @@ class Countdown(Task):
     """Make a target out of three numbers of 1..50, each used exactly once, with + - and *.
 
     259,979 problems are different, and three numbers come to 12 different targets on average, 17 at
-    most. Four numbers come to 71 on average: too many to try in one reply.
+    most. Four numbers (`count`) come to 71 on average: too many to try in one reply.
+
+    Args:
+        count: how many numbers.
+        top: the largest number.
     """
 
     name = "countdown"
 
+    def __init__(self, count: int = 3, top: int = 50):
+        if not (2 <= count <= 4 and top >= 1 and count * top <= LARGEST):
+            raise ValueError(
+                f"countdown takes 2 to 4 numbers whose sum is at most {LARGEST},"
+                f" not {count} of up to {top}"
+            )
+        self.count, self.top = count, top
+
     def arguments(self, rng: Random) -> tuple:
         """Draw numbers, and one of the targets within their reach, each as likely as another."""
-        numbers = tuple(rng.randint(1, TOP) for _ in range(COUNT))
+        numbers = tuple(rng.randint(1, self.top) for _ in range(self.count))
         return numbers, rng.choice(sorted({way.value for way in ways(numbers)}))
 
     def question(self, rng: Random, numbers: tuple[int, ...], target: int) -> str:

@@ -45,12 +45,14 @@ def test_ways_agree_with_brute_force():
         assert {way.value for way in ways(numbers)} == reachable(numbers), numbers
 
 
-def test_every_problem_has_an_answer():
-    for problem in draw(120, seed=2):
-        numbers, target = problem.arguments
-        assert len(numbers) == 3 and min(numbers) >= 1 and max(numbers) <= 50
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_problem_has_an_answer(count):
+    task, rng = Countdown(count), Random(2)
+    for _ in range(40):
+        numbers, target = arguments = task.arguments(rng)
+        assert len(numbers) == count and min(numbers) >= 1 and max(numbers) <= 50
         assert 1 <= target <= 999
-        assert problem.reward(worked("", TASK.answer(*problem.arguments))) == 1
+        assert task.reward(worked("", task.answer(*arguments)), *arguments) == 1
 
 
 # The judge.
