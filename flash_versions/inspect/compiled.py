@@ -10,7 +10,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -54,16 +54,16 @@ ARCHES = {
     "sm_100": Arch(100, 227 * KIB, 148, "B200"),
     "sm_120": Arch(120, 99 * KIB, 188, "RTX PRO 6000"),
 }
-COUNTED = {  # in PTX
-    "wgmma": r"wgmma\.mma_async",
-    "tcgen05": r"tcgen05\.mma",
-    "mma_sync": r"\bmma\.sync",
-    "tma_loads": r"cp\.async\.bulk\.tensor\.\dd\.shared",
-    "tma_stores": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\dd\.global",
-    "cp_async": r"cp\.async\.c[ag]\.",
-    "mbarriers": r"mbarrier\.(?:init|arrive|try_wait|test_wait)",
-    "ex2": r"ex2\.approx",
-    "barriers": r"\b(?:bar|barrier)\.(?:cta\.)?(?:sync|arrive|red)",
+COUNTED = {  # kinds of instructions: how a table names them, and what they are in PTX
+    "wgmma": ("wgmma", r"wgmma\.mma_async"),
+    "tcgen05": ("tcgen05.mma", r"tcgen05\.mma"),
+    "mma_sync": ("mma.sync", r"\bmma\.sync"),
+    "tma_loads": ("TMA loads", r"cp\.async\.bulk\.tensor\.\dd\.shared"),
+    "tma_stores": ("TMA stores", r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\dd\.global"),
+    "cp_async": ("cp.async", r"cp\.async\.c[ag]\."),
+    "mbarriers": ("mbarrier", r"mbarrier\.(?:init|arrive|try_wait|test_wait)"),
+    "ex2": ("ex2.approx", r"ex2\.approx"),
+    "barriers": ("barriers", r"\b(?:bar|barrier)\.(?:cta\.)?(?:sync|arrive|red)"),
 }
 
 
@@ -84,8 +84,8 @@ class Assembly:
     stack: int
     spill_stores: int
     spill_loads: int
-    serialised: tuple[str, ...]
-    injected: tuple[str, ...]
+    serialised: list[str]
+    injected: list[str]
 
     @classmethod
     def of_log(cls, log: str) -> "Assembly":
@@ -98,14 +98,9 @@ class Assembly:
             raise RuntimeError(f"ptxas does not tell what the kernel spills: {log.strip()!r}.")
         stack, stores, loads = (sum(map(int, column)) for column in zip(*sizes))
         messages = re.findall(r"\(C75\d\d\).*", log)
-        return cls(
-            int(used[1]),
-            stack,
-            stores,
-            loads,
-            tuple(message for message in messages if "serialized" in message),
-            tuple(message for message in messages if "injected" in message),
-        )
+        serialised = [message for message in messages if "serialized" in message]
+        injected = [message for message in messages if "injected" in message]
+        return cls(int(used[1]), stack, stores, loads, serialised, injected)
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class Compiled:
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many instructions of each kind are in the PTX; the kinds are those of COUNTED."""
-        return {name: len(re.findall(pattern, self.ptx)) for name, pattern in COUNTED.items()}
+        return {name: len(re.findall(pattern, self.ptx)) for name, (_, pattern) in COUNTED.items()}
 
     @cached_property
     def assembly(self) -> Assembly:
@@ -181,7 +176,7 @@ class Compiled:
         return Assembly.of_log(log.getvalue())
 
     @property
-    def serialised(self) -> tuple[str, ...]:
+    def serialised(self) -> list[str]:
         """The compiler's warnings that wgmma instructions run one after the other."""
         return self.assembly.serialised
 
@@ -202,14 +197,9 @@ class Compiled:
             "module": self.module,
             "arch": self.arch,
             "num_warps": self.num_warps,
-            "registers": self.registers,
-            "stack": self.stack,
-            "spill_stores": self.assembly.spill_stores,
-            "spill_loads": self.assembly.spill_loads,
             "shared": self.shared,
+            **asdict(self.assembly),
             "roles": [role._asdict() for role in self.roles],
-            "serialised": list(self.serialised),
-            "injected": list(self.assembly.injected),
             "counts": self.counts,
             "instructions": self.opcodes.total(),
             "opcodes": dict(self.opcodes.most_common()),
@@ -246,21 +236,6 @@ class CompileDriver(CudaDriver):
         return torch.device("cpu")
 
 
-class CompileOnly:
-    """Stands in for a kernel: kernel[grid](...) compiles, keeps the result, launches nothing."""
-
-    def __init__(self, kernel: Any, keep: Callable[[Any, Any], None]) -> None:
-        self.kernel, self.keep = kernel, keep
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """The kernel on a grid."""
-
-        def compile_for(*args: Any, **options: Any) -> None:
-            self.keep(self.kernel, self.kernel.warmup(*args, grid=grid, **options))
-
-        return compile_for
-
-
 @contextlib.contextmanager
 def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     """Inside, what this package launches is compiled for `arch`, kept in the list, and not run.
@@ -276,16 +251,17 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     about = ARCHES[arch]
     found: list[Compiled] = []
 
-    def keep(kernel: Any, code: Any) -> None:
-        if all(code.hash != other.code.hash for other in found):
-            found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
-
     def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
         new = Launcher(launcher.kernel, **launcher.options)  # one that has compiled nothing yet
         launch(new, *args, **options)
 
     def compile_only(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        return CompileOnly(kernel, keep)[grid]
+        def compile_for(*args: Any, **options: Any) -> None:
+            code = kernel.warmup(*args, grid=grid, **options)
+            if all(code.hash != other.code.hash for other in found):
+                found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
+
+        return compile_for
 
     capability = divmod(about.capability, 10)
     properties = Properties(capability, about.shared_memory, about.num_sms)
@@ -338,6 +314,12 @@ def compile_call(
         if backward and chosen.backward is not None:
             chosen.backward(request, o, lse, statistics, torch.empty_like(o), lse)
     return found
+
+
+def last_line(error: BaseException) -> str:
+    """What the compiler says against a kernel: its innermost reason comes last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def find_version(chosen: str | Version) -> Version:
