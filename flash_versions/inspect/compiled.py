@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,13 +25,13 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Forward, Version
-from flash_versions.inspect.roles import Role, find_roles
 from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.from_file import load_version
 
 KIB = 1024
+GROUP = 4  # warps that get their registers together
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,20 @@ class Assembly:
         return cls(int(used[1]), stack, stores, loads, serialised, injected)
 
 
+class Role(NamedTuple):
+    """A partition of a program's warps.
+
+    Attributes:
+        function: what they run.
+        warps: how many they are.
+        registers: of a thread; the first role has those that the others leave.
+    """
+
+    function: str
+    warps: int
+    registers: int
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A kernel as the compiler left it.
@@ -156,9 +170,21 @@ class Compiled:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles of a warp-specialised kernel."""
-        source = self.code.src.fn.src
-        return find_roles(source, self.ttgir, self.num_warps, self.registers)
+        """The roles of a warp-specialised kernel; none of a kernel whose warps all do the same."""
+        requested = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", self.ttgir)
+        if requested is None:
+            return []
+        wanted = [int(number) for number in requested[1].split(",")]
+        partitions = re.findall(r"^ *partition\d+\(.*num_warps\((\d+)\)", self.ttgir, re.M)
+        warps = [int(n) for n in partitions]
+        lists = re.findall(r"warp_specialize\(\s*\[(.*?)\n\s*\],", self.code.src.fn.src, re.DOTALL)
+        named = [re.findall(r"\((\w+), \(", functions) for functions in lists]
+        names = next(found for found in named if len(found) == len(warps) + 1)
+        rest = -sum(warps) % GROUP  # warps that fill up the last group
+        taken = sum(n * many for n, many in zip(warps, wanted)) + rest * wanted[-1]
+        first = self.num_warps - sum(warps) - rest
+        left = (self.num_warps * self.registers - taken) // first // 8 * 8
+        return [Role(*role) for role in zip(names, [first, *warps], [left, *wanted])]
 
     @cached_property
     def counts(self) -> dict[str, int]:
