@@ -82,31 +82,29 @@ def refusal(function: Callable[..., Any], inputs: tuple, file: str) -> str | Non
         return None
     from triton.errors import TritonError
 
-    from flash_versions.inspect.compiled import compiling
+    from flash_versions.inspect.compiled import compiling, last_line
 
     try:
         with compiling(ARCH):
             function(*inputs)
     except TritonError as error:
-        return f"Triton's compiler refuses it for {ARCH}: {compiler_said(error, file)}"
+        while error.__cause__ is not None and type(error.__cause__) is type(error):
+            error = error.__cause__  # the innermost one
+        said = f"{place_of(error, file)}{last_line(error)}"
+        return f"Triton's compiler refuses it for {ARCH}: {said}"
     except Exception as error:  # the compiler fails in many ways
-        lines = str(error).strip().splitlines()
-        return f"Triton's compiler fails for {ARCH}: {lines[-1] if lines else type(error).__name__}"
+        return f"Triton's compiler fails for {ARCH}: {last_line(error)}"
     return None
 
 
-def compiler_said(error: Any, file: str) -> str:
-    """An error of Triton's compiler in a line: where in the file, and the innermost reason."""
-    while error.__cause__ is not None and type(error.__cause__) is type(error):
-        error = error.__cause__
-    lines = [x.strip() for x in str(error).splitlines() if x.strip()]
-    said = lines[-1] if lines else type(error).__name__
-    place = re.match(r"at (\d+):", lines[0]) if lines else None
+def place_of(error: Any, file: str) -> str:
+    """Where in a file an error of Triton's compiler is, to be put before what it says."""
+    place = re.match(r"\s*at (\d+):", str(error))
     if place is None:
-        return said
+        return ""
     text, number = Path(file).read_text("utf-8"), int(place[1])
     before, found, _ = text.partition(getattr(error, "src", None) or "\0")
     if not found:  # it is in a function of this package
-        return f"line {number} of a function that it calls, {said}"
+        return f"line {number} of a function that it calls, "
     number += before.count("\n")
-    return f"line {number}, `{text.splitlines()[number - 1].strip()}`: {said}"
+    return f"line {number}, `{text.splitlines()[number - 1].strip()}`: "

@@ -20,9 +20,11 @@ from flash_versions.dispatch.request import Request, make_request
 from flash_versions.files import write
 from flash_versions.inspect.compiled import (
     ARCHES,
+    COUNTED,
     Compiled,
     compile_call,
     compiling,
+    last_line,
 )
 from flash_versions.inspect.sass import Event
 
@@ -37,17 +39,6 @@ ROWS = {
     "spill_stores": "spill stores, bytes",
     "spill_loads": "spill loads, bytes",
     "shared": "shared memory, bytes",
-}
-COUNTS = {  # of instructions
-    "wgmma": "wgmma",
-    "tcgen05": "tcgen05.mma",
-    "mma_sync": "mma.sync",
-    "tma_loads": "TMA loads",
-    "tma_stores": "TMA stores",
-    "cp_async": "cp.async",
-    "mbarriers": "mbarrier",
-    "ex2": "ex2.approx",
-    "barriers": "barriers",
 }
 
 
@@ -144,7 +135,7 @@ def table(kernels: list[Compiled]) -> str:
     for name, label in ROWS.items():
         lines[label] = [f"{row[name]:,}" for row in found]
     lines["serialised wgmma"] = [str(len(row["serialised"])) for row in found]
-    for name, label in COUNTS.items():
+    for name, (label, _) in COUNTED.items():
         if any(row["counts"][name] for row in found):
             lines[label] = [f"{row['counts'][name]:,}" for row in found]
     lines["SASS instructions"] = [f"{row['instructions']:,}" for row in found]
@@ -236,9 +227,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except TritonError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = lines[-1] if lines else type(error).__name__
-        sys.stderr.write(f"error: {options.version} does not compile for {options.arch}: {said}\n")
+        why = last_line(error)
+        sys.stderr.write(f"error: {options.version} does not compile for {options.arch}: {why}\n")
         return 1
     except OSError as error:
         what = f"{options.out or error.filename}: {error.strerror}" if error.strerror else error

@@ -10,9 +10,9 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,13 +25,13 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Forward, Version
-from flash_versions.inspect.roles import Role, find_roles
 from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.from_file import load_version
 
 KIB = 1024
+GROUP = 4  # warps that get their registers together
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ ARCHES = {
     "sm_100": Arch(100, 227 * KIB, 148, "B200"),
     "sm_120": Arch(120, 99 * KIB, 188, "RTX PRO 6000"),
 }
-COUNTED = {  # in PTX
-    "wgmma": r"wgmma\.mma_async",
-    "tcgen05": r"tcgen05\.mma",
-    "mma_sync": r"\bmma\.sync",
-    "tma_loads": r"cp\.async\.bulk\.tensor\.\dd\.shared",
-    "tma_stores": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\dd\.global",
-    "cp_async": r"cp\.async\.c[ag]\.",
-    "mbarriers": r"mbarrier\.(?:init|arrive|try_wait|test_wait)",
-    "ex2": r"ex2\.approx",
-    "barriers": r"\b(?:bar|barrier)\.(?:cta\.)?(?:sync|arrive|red)",
+COUNTED = {  # kinds of instructions: how a table names them, and what they are in PTX
+    "wgmma": ("wgmma", r"wgmma\.mma_async"),
+    "tcgen05": ("tcgen05.mma", r"tcgen05\.mma"),
+    "mma_sync": ("mma.sync", r"\bmma\.sync"),
+    "tma_loads": ("TMA loads", r"cp\.async\.bulk\.tensor\.\dd\.shared"),
+    "tma_stores": ("TMA stores", r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\dd\.global"),
+    "cp_async": ("cp.async", r"cp\.async\.c[ag]\."),
+    "mbarriers": ("mbarrier", r"mbarrier\.(?:init|arrive|try_wait|test_wait)"),
+    "ex2": ("ex2.approx", r"ex2\.approx"),
+    "barriers": ("barriers", r"\b(?:bar|barrier)\.(?:cta\.)?(?:sync|arrive|red)"),
 }
 
 
@@ -84,8 +84,8 @@ class Assembly:
     stack: int
     spill_stores: int
     spill_loads: int
-    serialised: tuple[str, ...]
-    injected: tuple[str, ...]
+    serialised: list[str]
+    injected: list[str]
 
     @classmethod
     def of_log(cls, log: str) -> "Assembly":
@@ -98,14 +98,23 @@ class Assembly:
             raise RuntimeError(f"ptxas does not tell what the kernel spills: {log.strip()!r}.")
         stack, stores, loads = (sum(map(int, column)) for column in zip(*sizes))
         messages = re.findall(r"\(C75\d\d\).*", log)
-        return cls(
-            int(used[1]),
-            stack,
-            stores,
-            loads,
-            tuple(message for message in messages if "serialized" in message),
-            tuple(message for message in messages if "injected" in message),
-        )
+        serialised = [message for message in messages if "serialized" in message]
+        injected = [message for message in messages if "injected" in message]
+        return cls(int(used[1]), stack, stores, loads, serialised, injected)
+
+
+class Role(NamedTuple):
+    """A partition of a program's warps.
+
+    Attributes:
+        function: what they run.
+        warps: how many they are.
+        registers: of a thread; the first role has those that the others leave.
+    """
+
+    function: str
+    warps: int
+    registers: int
 
 
 @dataclass(frozen=True)
@@ -161,14 +170,26 @@ class Compiled:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles of a warp-specialised kernel."""
-        source = self.code.src.fn.src
-        return find_roles(source, self.ttgir, self.num_warps, self.registers)
+        """The roles of a warp-specialised kernel; none of a kernel whose warps all do the same."""
+        requested = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", self.ttgir)
+        if requested is None:
+            return []
+        wanted = [int(number) for number in requested[1].split(",")]
+        partitions = re.findall(r"^ *partition\d+\(.*num_warps\((\d+)\)", self.ttgir, re.M)
+        warps = [int(n) for n in partitions]
+        lists = re.findall(r"warp_specialize\(\s*\[(.*?)\n\s*\],", self.code.src.fn.src, re.DOTALL)
+        named = [re.findall(r"\((\w+), \(", functions) for functions in lists]
+        names = next(found for found in named if len(found) == len(warps) + 1)
+        rest = -sum(warps) % GROUP  # warps that fill up the last group
+        taken = sum(n * many for n, many in zip(warps, wanted)) + rest * wanted[-1]
+        first = self.num_warps - sum(warps) - rest
+        left = (self.num_warps * self.registers - taken) // first // 8 * 8
+        return [Role(*role) for role in zip(names, [first, *warps], [left, *wanted])]
 
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many instructions of each kind are in the PTX; the kinds are those of COUNTED."""
-        return {name: len(re.findall(pattern, self.ptx)) for name, pattern in COUNTED.items()}
+        return {name: len(re.findall(pattern, self.ptx)) for name, (_, pattern) in COUNTED.items()}
 
     @cached_property
     def assembly(self) -> Assembly:
@@ -181,7 +202,7 @@ class Compiled:
         return Assembly.of_log(log.getvalue())
 
     @property
-    def serialised(self) -> tuple[str, ...]:
+    def serialised(self) -> list[str]:
         """The compiler's warnings that wgmma instructions run one after the other."""
         return self.assembly.serialised
 
@@ -202,14 +223,9 @@ class Compiled:
             "module": self.module,
             "arch": self.arch,
             "num_warps": self.num_warps,
-            "registers": self.registers,
-            "stack": self.stack,
-            "spill_stores": self.assembly.spill_stores,
-            "spill_loads": self.assembly.spill_loads,
             "shared": self.shared,
+            **asdict(self.assembly),
             "roles": [role._asdict() for role in self.roles],
-            "serialised": list(self.serialised),
-            "injected": list(self.assembly.injected),
             "counts": self.counts,
             "instructions": self.opcodes.total(),
             "opcodes": dict(self.opcodes.most_common()),
@@ -246,21 +262,6 @@ class CompileDriver(CudaDriver):
         return torch.device("cpu")
 
 
-class CompileOnly:
-    """Stands in for a kernel: kernel[grid](...) compiles, keeps the result, launches nothing."""
-
-    def __init__(self, kernel: Any, keep: Callable[[Any, Any], None]) -> None:
-        self.kernel, self.keep = kernel, keep
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """The kernel on a grid."""
-
-        def compile_for(*args: Any, **options: Any) -> None:
-            self.keep(self.kernel, self.kernel.warmup(*args, grid=grid, **options))
-
-        return compile_for
-
-
 @contextlib.contextmanager
 def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     """Inside, what this package launches is compiled for `arch`, kept in the list, and not run.
@@ -276,16 +277,17 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     about = ARCHES[arch]
     found: list[Compiled] = []
 
-    def keep(kernel: Any, code: Any) -> None:
-        if all(code.hash != other.code.hash for other in found):
-            found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
-
     def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
         new = Launcher(launcher.kernel, **launcher.options)  # one that has compiled nothing yet
         launch(new, *args, **options)
 
     def compile_only(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        return CompileOnly(kernel, keep)[grid]
+        def compile_for(*args: Any, **options: Any) -> None:
+            code = kernel.warmup(*args, grid=grid, **options)
+            if all(code.hash != other.code.hash for other in found):
+                found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
+
+        return compile_for
 
     capability = divmod(about.capability, 10)
     properties = Properties(capability, about.shared_memory, about.num_sms)
@@ -338,6 +340,12 @@ def compile_call(
         if backward and chosen.backward is not None:
             chosen.backward(request, o, lse, statistics, torch.empty_like(o), lse)
     return found
+
+
+def last_line(error: BaseException) -> str:
+    """What the compiler says against a kernel: its innermost reason comes last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def find_version(chosen: str | Version) -> Version:

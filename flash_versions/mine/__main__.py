@@ -19,8 +19,7 @@ from flash_versions.checker.command import say, write_new
 from flash_versions.dispatch.extras import triton_missing
 from flash_versions.dispatch.version import VERSIONS, Version
 from flash_versions.lessons import LESSONS
-from flash_versions.mine.check import START, Outcome, check, last_word
-from flash_versions.mine.summary import common_property
+from flash_versions.mine.check import START, Outcome, check, common_property, last_word
 from flash_versions.versions.from_file import load_version
 
 FILE = Path("mine.py")

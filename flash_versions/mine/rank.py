@@ -17,7 +17,7 @@ from triton.errors import TritonError
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import VERSIONS
-from flash_versions.inspect.compiled import ARCHES, Compiled, compile_call
+from flash_versions.inspect.compiled import ARCHES, Compiled, compile_call, last_line
 from flash_versions.inspect.sass import HotLoop
 
 PRODUCTS = {r"HMMA\.(\d+)(8)(16|8)\.": 32, r"HGMMA\.(\d+)x(\d+)x(\d+)": 128}  # of how many threads
@@ -76,8 +76,8 @@ def lines(file: Path, arches: list[str], head_dim: int) -> Iterator[str]:
             try:
                 kernels = compile_call(name, make_request(q, q, q), arch)
             except TritonError as error:
-                said = [x.strip() for x in str(error).splitlines() if x.strip()] or ["?"]
-                raise ValueError(f"{name} does not compile for {arch}: {said[-1]}") from None
+                why = last_line(error)
+                raise ValueError(f"{name} does not compile for {arch}: {why}") from None
             if not kernels:
                 raise ValueError(f"{name} launches no Triton kernel, so nothing can be compiled.")
             scores = [(per_score(kernel, head_dim), kernel) for kernel in kernels]

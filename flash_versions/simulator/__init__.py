@@ -15,7 +15,6 @@ launch with tensors on the CPU does. How a launch is computed:
 """
 
 from flash_versions.simulator.entry import install
-from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
-from flash_versions.simulator.notice import say
+from flash_versions.simulator.errors import AccessError, CompileError, Deadlock, say
 
 __all__ = ["AccessError", "CompileError", "Deadlock", "install", "say"]

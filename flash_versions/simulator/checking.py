@@ -11,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -180,14 +180,13 @@ class WatchedMemory(Memory):
 
     def check(self, offset: Any, what: str) -> None:
         """Refuse an access outside of the tensor."""
-        if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
-            self.refuse(first_of(offset, (offset < 0) | (offset >= self.data.size)), what)
-        elif self.own is not None and not (own := self.own[offset]).all():
+        super().check(offset, what)
+        if self.own is not None and not (own := self.own[offset]).all():
             self.refuse(first_of(offset, ~own), what)
 
-    def refuse(self, first: int, what: str) -> None:
+    def refuse(self, outside: int, what: str) -> NoReturn:
         """Name an element that is none of the tensor's."""
-        x, place = self.tensor, first - self.tensor.storage_offset()
+        x, place = self.tensor, outside - self.tensor.storage_offset()
         size = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1 if x.numel() else 0
         shape, said = " x ".join(map(str, x.shape)) or "1", f"a {what} goes"
         if 0 <= place < size:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-import itertools
+import math
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +12,11 @@ import torch
 
 from flash_versions.simulator import rebind
 from flash_versions.simulator.dtypes import dtype
-from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
+from flash_versions.simulator.errors import AccessError, CompileError, Deadlock, say
 from flash_versions.simulator.floats import as_on_a_gpu
 from flash_versions.simulator.gluon.machine import run_grid
 from flash_versions.simulator.gluon.tma import descriptor
 from flash_versions.simulator.memory import Descriptor, Memory, pointer_to
-from flash_versions.simulator.notice import say
 from flash_versions.simulator.rebind import rebound
 from flash_versions.simulator.source import assigned, is_constexpr_text
 from flash_versions.simulator.state import Program, here
@@ -80,7 +79,7 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
     bound.apply_defaults()
     if callable(grid):
         grid = grid(bound.arguments)
-    sizes: Any = tuple(int(n) for n in grid) + (1,) * (3 - len(grid))
+    sizes: Any = tuple(map(int, grid)) + (1,) * (3 - len(grid))
     given, memory = {}, here.memory or Memory
     for name, x in bound.arguments.items():
         constant = name in constants or is_one(x, name, kernel)
@@ -99,8 +98,8 @@ def launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any]) -> N
                 run_grid(run, sizes, (), warps)
             else:
                 here.may_be_dry = here.checking
-                for z, y, x in itertools.product(*map(range, reversed(sizes))):
-                    here.program, here.partition = Program((x, y, z), sizes), None
+                for number in range(math.prod(sizes)):
+                    here.program, here.partition = Program(number, sizes), None
                     run()
                     here.checking = here.may_be_dry = False
         if not here.trusts:

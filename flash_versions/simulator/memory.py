@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -44,11 +44,14 @@ class Memory:
     def check(self, offset: Any, what: str) -> None:
         """Refuse a "load" or a "store" outside of the storage."""
         if offset.size and offset.view(np.uint64).max() >= self.data.size:  # also of negative ones
-            bad = offset[(offset < 0) | (offset >= self.data.size)].reshape(-1)[0]
-            raise AccessError(
-                f"a {what} goes to element {bad} of {self.name}, which has {self.data.size}: it "
-                "needs another mask or address"
-            )
+            self.refuse(offset[(offset < 0) | (offset >= self.data.size)].reshape(-1)[0], what)
+
+    def refuse(self, outside: int, what: str) -> NoReturn:
+        """Name an element that does not exist."""
+        raise AccessError(
+            f"a {what} goes to element {outside} of {self.name}, which has {self.data.size}: it "
+            "needs another mask or address"
+        )
 
     def load(self, offset: Any, valid: Any = None) -> Any:
         """Elements, as they are computed; of lanes that are not valid, any."""

@@ -1,25 +1,20 @@
 """Which program runs in this thread."""
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Program(NamedTuple):
+class Program:
     """A program of a launch.
 
     Attributes:
-        ids: its place in the grid, along three axes.
-        grid: the grid.
+        number: its place in the order in which programs begin.
+        grid: how many there are along three axes; ids: its place there.
     """
 
-    ids: tuple[int, int, int]
-    grid: tuple[int, int, int]
-
-    @property
-    def number(self) -> int:
-        """Its place in the order in which programs begin."""
-        x, y, z = self.ids
-        return x + self.grid[0] * (y + self.grid[1] * z)
+    def __init__(self, number: int, grid: tuple[int, int, int]) -> None:
+        self.number, self.grid = number, grid
+        self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
 
 
 class Here(threading.local):

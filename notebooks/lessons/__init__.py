@@ -10,7 +10,7 @@ Kernels are simulated on the CPU, and `record` looks into them there. A cell tha
 begins with `%%needs_triton`, see `kernels/needs_triton.py`.
 """
 
-from flash_versions.simulator.notice import unsaid
+from flash_versions.simulator.errors import unsaid
 from lessons.kernels import needs_triton
 from lessons.kernels.compiled import instructions, recompiled
 from lessons.kernels.recording import Recording, Step, record

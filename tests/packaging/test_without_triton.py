@@ -66,7 +66,7 @@ del os.O_DIRECTORY, signal.SIGALRM, signal.setitimer
 """
 CHECK = """
 import sys
-from flash_versions.puzzles.command import main
+from flash_versions.puzzles.__main__ import main
 assert not any(main(["check", name, "--folder", "."]) for name in sys.argv[1:])
 """
 LEARNER = """

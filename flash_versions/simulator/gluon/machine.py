@@ -24,7 +24,7 @@ from flash_versions.simulator.errors import AccessError, CompileError, Deadlock
 from flash_versions.simulator.floats import as_on_a_gpu
 from flash_versions.simulator.gluon import hazards, report
 from flash_versions.simulator.gluon.hazards import join, overlap, released
-from flash_versions.simulator.state import here
+from flash_versions.simulator.state import Program, here
 
 
 class Order(NamedTuple):
@@ -191,11 +191,10 @@ def work(machine, partition):
                 return
 
 
-class Program:
+class GluonProgram(Program):
     """What the partitions of a program share.
 
     Attributes:
-        ids: its place in the grid; number: in the order in which programs begin.
         partitions: all that there ever were.
         named_barriers: those with arrivals, by number.
         queue: products of Blackwell's tensor cores that are not computed yet, in order.
@@ -204,8 +203,8 @@ class Program:
     """
 
     def __init__(self, machine, number, grid):
-        self.machine, self.number, self.grid = machine, number, grid
-        self.ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+        super().__init__(number, grid)
+        self.machine = machine
         self.partitions, self.named_barriers, self.queue = [], {}, []
         self.columns, self.tensor_memory = 0, None
         self.fills = None if machine.memory is None else []
@@ -333,7 +332,8 @@ def run_grid(function, grid, arguments, num_warps=4):
     file = getattr(getattr(function, "func", None), "file", "")
     for first in range(0, len(numbers), chosen.resident):
         machine = Machine(file)
-        programs = [Program(machine, i, grid) for i in numbers[first : first + chosen.resident]]
+        some = numbers[first : first + chosen.resident]
+        programs = [GluonProgram(machine, i, grid) for i in some]
         machine.run([Partition(x, "kernel", function, arguments, 32 * num_warps) for x in programs])
 
 

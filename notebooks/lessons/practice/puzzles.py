@@ -11,7 +11,7 @@ import nbformat
 from IPython.core.getipython import get_ipython
 from nbformat import NotebookNode
 
-from flash_versions.puzzles import command
+from flash_versions.puzzles import __main__ as command
 from flash_versions.puzzles.puzzle import MINUTES, PUZZLES, find_puzzle
 from lessons.practice.folded import display_help
 from transformer.model.files import write_text

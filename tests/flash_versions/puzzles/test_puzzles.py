@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flash_versions.puzzles import command
+from flash_versions.puzzles import __main__ as command
 from flash_versions.puzzles.check import check
 from flash_versions.puzzles.puzzle import PUZZLES
 from tests.compile.compiled import compiled

@@ -79,12 +79,10 @@ def test_log_of_the_assembler():
     found = Assembly.of_log(LOG)
     assert (found.registers, found.stack) == (168, 16)
     assert (found.spill_stores, found.spill_loads) == (16, 20)
-    assert found.serialised == (
-        "(C7511) Potential Performance Loss: wgmma.mma_async is serialized",
-    )
-    assert found.injected == ("(C7517) warpgroup.wait is injected in around line 251",)
+    assert found.serialised == ["(C7511) Potential Performance Loss: wgmma.mma_async is serialized"]
+    assert found.injected == ["(C7517) warpgroup.wait is injected in around line 251"]
     quiet = Assembly.of_log(LOG.split("\n", 2)[2])
-    assert quiet.serialised == quiet.injected == ()
+    assert quiet.serialised == quiet.injected == []
     with pytest.raises(RuntimeError, match="does not tell what the kernel spills"):
         Assembly.of_log("ptxas fatal")
 

@@ -17,6 +17,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward as exact_forward
 from flash_versions.versions.oracle.suite import CASES
 from tests.helpers.kernels.budget import assert_ok
+from tests.simulator.gluon.orders import in_every_order
 
 VERSIONS = ["fa3", "fa4"]
 HOSTS = {"fa3": fa3_host, "fa4": fa4_host}
@@ -50,6 +51,23 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
     return q, k, v
 
 
+def requested(*inputs, **options):
+    """A request; with bounds of packed sequences, of the rows of one sequence."""
+    if "cu_seqlens_q" in options and inputs[0].dim() == 4:
+        inputs = [x[0] for x in inputs]
+    return make_request(*inputs, **options)
+
+
+def growing(M, N, block, growth):
+    """q, k and v whose scores grow by `growth` or more, in log2 units, from block to block of keys
+    as kernels visit them, the last one first.
+    """
+    q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
+    q[..., 0] = 1 + torch.rand(1, M, 2)
+    k[..., 0] = growth * math.log(2) * 8 * ((N - 1 - torch.arange(N)) // block)[None, :, None]
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
 def beside_others(request, width):
     """A request whose heads have so many dims in memory: behind its own are another head's, NaN."""
     wide = [torch.full((*x.shape[:3], width), torch.nan, dtype=x.dtype) for x in request[:3]]
@@ -61,8 +79,7 @@ def of_dims(place, head_dims, options):
     """A call of these head dims, of q and k and of v: (inputs, options), which come round."""
     (D, D_v), given = head_dims[place], options[place % len(options)]
     dtype = torch.float16 if place % 2 else torch.bfloat16
-    inputs = qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype)
-    return ([x[0] for x in inputs] if "cu_seqlens_q" in given else inputs), given
+    return qkv(150, 150, 2, D, kv_heads=1, D_v=D_v, dtype=dtype), given
 
 
 def small(version, **switches):
@@ -82,8 +99,14 @@ def attend(version, request, config=None):
 
 def check(version, config, *inputs, **options):
     """A simulated forward is within the error budget."""
-    request = make_request(*inputs, **options)
+    request = requested(*inputs, **options)
     assert_ok(assess_request(attend(version, request, config), request))
+
+
+def check_every_order(version, config, *inputs, **options):
+    """It is, and has the same bits in every order."""
+    request = requested(*inputs, **options)
+    assert_ok(assess_request(in_every_order(lambda: attend(version, request, config)), request))
 
 
 def differentiate(request, config=None, do=None, dlse=None):
@@ -103,7 +126,7 @@ def differentiate(request, config=None, do=None, dlse=None):
 
 def check_gradients(config, *inputs, do=None, dlse=None, **options):
     """Simulated gradients are within the error budget: they are returned."""
-    request = make_request(*inputs, **options)
+    request = requested(*inputs, **options)
     gradients, do = differentiate(request, config, do, dlse)
     assert_ok(assess_request(gradients, request, do, dlse))
     return gradients
@@ -129,15 +152,19 @@ def padded(lengths, starts=None, q_length=70, head_dim=64, heads=(4, 2), **optio
     """A request of rows whose keys begin and end where they like, NaN before and behind them, the
     same without NaN, and what o's gradient is.
     """
-    batch, kv_length = len(lengths), max(lengths) + 9
-    q, do = torch.randn(2, batch, q_length, heads[0], head_dim, dtype=torch.bfloat16)
-    k, v = torch.randn(2, batch, kv_length, heads[1], head_dim, dtype=torch.bfloat16)
-    options |= {"kv_lengths": torch.tensor(lengths)}
+    q, k, v = qkv(q_length, max(lengths) + 9, heads[0], head_dim, heads[1], len(lengths))
+    do = torch.randn_like(q)
+    return *poisoned(q, k, v, lengths, starts, num_splits=1, **options), do
+
+
+def poisoned(q, k, v, lengths, starts=None, **options):
+    """A request with NaN where no row has a key, and the same without."""
+    options = {"kv_lengths": torch.tensor(lengths)} | options
     if starts:
-        options |= {"kv_starts": torch.tensor(starts)}
-    exact = make_request(q, k, v, num_splits=1, **options)
+        options["kv_starts"] = torch.tensor(starts)
+    exact = make_request(q, k, v, **options)
     k, v = k.clone(), v.clone()
-    for b, (begin, end) in enumerate(zip(starts or [0] * batch, lengths)):
+    for b, (begin, end) in enumerate(zip(starts or [0] * len(lengths), lengths)):
         for x in (k, v):
             x[b, :begin], x[b, max(begin, end) :] = math.nan, math.nan
-    return make_request(q, k, v, num_splits=1, **options), exact, do
+    return exact._replace(k=k, v=v), exact

@@ -24,6 +24,8 @@ def {name}(x, y, out, half, index, small, byte, n, flag, scale, nothing, BLOCK: 
     wide, tall, fp8 = matrix.reshape(8, 32), matrix.reshape(32, 8), matrix.to(tl.float8e5)
     {line}  # here
 """
+# The first versions of Triton that do not refuse a line.
+TAKEN_SINCE = {"0 < n < 200": (3, 9), "if (m := n - 1) > 0: m": (3, 8)}
 LINES = [
     # Sizes are powers of two, known at compile time.
     ("tl.arange(0, n)", "arange", "tl.arange(0, BLOCK)"),
@@ -155,6 +157,8 @@ LINES = [
     ("double(n, 2, 3)", "double", "double(n, 2)"),
     ("double(factor=2)", "double", "double(factor=2, a=n)"),
     ("double(n, times=2)", "times", "double(n, factor=2)"),
+    ("shifted(n, 2, True, 4)", "shifted",
+     "shifted(shifted(tile), tile, LEFT=False) + shifted(n, shift=3)"),
     ("pair_of(n)[flag]", "flag", "pair_of(n)[1]"),
     ("pair_of(n)[2]", "2", "pair_of(n)[0]"),
     ("a, b, c = pair_of(n)", "", "a, b = pair_of(n)"),
@@ -164,6 +168,10 @@ LINES = [
      "for i in range(n): tile = tile + tile.to(tl.float16)"),
     ("for i in range(n): tile = tile + tile[None, :]", "tile", "for i in range(n): tile = -tile"),
     ("for i in range(n): flag += 0.5", "flag", "for i in range(n): scale += 1"),
+    ("for i in range(n): flag += tl.program_id(0).to(tl.int64)", "flag",
+     "for i in range(n): flag += tl.program_id(0)"),
+    ("for i in range(n): nothing = tile", "nothing", "for i in range(n): ints = cols"),
+    ("for i in range(n): BLOCK = BLOCK * 2", "BLOCK", "BLOCK = BLOCK * 2; BLOCK += n"),
     ("for i in range(n): x = x + cols", "x", "for i in range(n): x += BLOCK"),
     ("for i in range(n, n): scale += cols", "scale", "for i in range(n, n): scale += i"),
     ("while flag < n: flag = flag + 1.5", "flag", "while flag < n and flag < 50: flag = flag + 1"),
@@ -175,7 +183,14 @@ LINES = [
     ("for i in [1, 2, 3]: i", "", "for i in range(3, 0, -1): i"),
     ("for i, a in enumerate((x, n)): i", "enumerate", "for i in tl.static_range(len((x, n))): i"),
     ("for a, b in zip((x, n), (x, n)): n", "zip", "for i in tl.static_range(2): (x, n)[i]"),
+    # Loops: what may stand in them.
+    ("for i in range(n): break", "break", "for i in range(n): i"),
+    ("for i in range(n): continue", "continue", "for i in range(n): pass"),
+    ("for i in range(n): return", "return", "for i in range(n): tl.store(out + i, i)"),
+    ("parts = []; parts.append(n)", "append", "parts = [n, scale]; parts[1]"),
     # Conditions.
+    ("0 < n < 200", "", "0 < n and not (n > 200 or flag == 4)"),
+    ("if (m := n - 1) > 0: m", "", "if n - 1 > 0: n"),
     ("n and flag", "", "n > 0 and flag > 0"),
     ("n in (1, 2)", "", "(n == 1) | (n == 2)"),
     ("1.0 if n > 10 else 0", "", "1.0 if n > 10 else 0.0"),
@@ -192,7 +207,7 @@ LINES = [
     ("tl.device_print(f'n is {n}')", "n", "tl.device_print('n is', n)"),
     ("print(n)", "print", "print('n is', n)"),
     # Python that Triton does not have.
-    ("name = 'relu'", "", "name: tl.constexpr = 'relu'"),
+    ("name = 'relu'", "", "name: tl.constexpr = 'relu'; tile if name == 'relu' else n"),
     ("a = b = 1.0", "", "a, b = 1.0, 2"),
     ("out.size = n", "", "n += 1"),
     ("lambda a: a", "lambda", "[n, 1]"),

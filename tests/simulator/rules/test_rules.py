@@ -21,7 +21,7 @@ from triton.compiler.errors import CompilationError
 from flash_versions.inspect.compiled import CompileDriver
 from flash_versions.simulator import CompileError
 from tests.simulator.rules.kernels import ARGUMENTS, KERNELS, Rule
-from tests.simulator.rules.lines import HEAD, KERNEL, LINES
+from tests.simulator.rules.lines import HEAD, KERNEL, LINES, TAKEN_SINCE
 
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 ARCH = 90
@@ -48,7 +48,9 @@ def rules(tmp_path_factory):
     found = {line: Rule(getattr(module, name), refused=False) for line, name in FINE.items()}
     for line, name in NAMES.items():
         kind, i = name.split("_")
-        found[line] = Rule(getattr(module, name), kind == "refused", LINES[int(i)][1])
+        wrong, says, _ = LINES[int(i)]
+        before = TAKEN_SINCE.get(wrong, (99, 0))
+        found[line] = Rule(getattr(module, name), kind == "refused", says, before)
     return KERNELS | found
 
 

@@ -18,7 +18,7 @@ from flash_versions.versions.fa3.hopper.backward.config import default_config
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.simulator.gluon.backward.test_deterministic import GRIDS, using_grid
-from tests.simulator.gluon.hopper import differentiate, gpu, qkv
+from tests.simulator.gluon.hopper import differentiate, gpu, qkv, requested
 from tests.simulator.gluon.orders import in_turn
 
 new_meeting = rows.new_meeting
@@ -103,10 +103,7 @@ def test_masks(name, order, monkeypatch):
     """Also where tiles of a single step are divided."""
     options, least = MASKS[name]
     monkeypatch.setattr(problem, "LEAST_STEPS", gl.constexpr(least))
-    inputs = qkv(300, 300, 4, 64, kv_heads=2)
-    if "cu_seqlens_q" in options:
-        inputs = [x[0] for x in inputs]
-    check(2, make_request(*inputs, **options))
+    check(2, requested(*qkv(300, 300, 4, 64, kv_heads=2), **options))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from flash_versions.versions.fa3.hopper.decode import host as HOST
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_ok
+from tests.simulator.gluon.hopper import poisoned, qkv
 from tests.simulator.gluon.orders import by_order, in_turn
 
 CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
@@ -22,24 +23,15 @@ def requests(
     dtype=torch.bfloat16, n=200, **options
 ):  # fmt: skip
     """A request with NaN wherever no sequence has a key, and the same in rows without NaN."""
-    batch = len(lengths)
-    q = torch.randn(batch, queries, heads[0], dims[0], dtype=dtype)
-    k, v = (torch.randn(batch, n, heads[1], dim, dtype=dtype) for dim in dims)
-    options = {"causal": True, "kv_lengths": torch.tensor(lengths)} | options
-    if starts is not None:
-        options["kv_starts"] = torch.tensor(starts)
-    exact = make_request(q, k, v, **options)
-    k, v = k.clone(), v.clone()
-    for b, length in enumerate(lengths):
-        for x in (k, v):
-            x[b, length:] = math.nan
-            x[b, : min(starts[b], length) if starts else 0] = math.nan
+    inputs = qkv(queries, n, heads[0], dims[0], heads[1], len(lengths), dtype, dims[1])
+    request, exact = poisoned(*inputs, lengths, starts, **{"causal": True} | options)
     if page_size is not None:
-        (k, table), (v, _) = (in_pages(x, page_size, lengths) for x in (k, v))
-        options["block_table"] = table
+        (k, table), (v, _) = (in_pages(x, page_size, lengths) for x in (request.k, request.v))
+        request = request._replace(k=k, v=v, block_table=table)
     if transposed:
-        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
-    return make_request(q, k, v, **options), exact
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (request.k, request.v))
+        request = request._replace(k=k, v=v)
+    return request, exact
 
 
 def check(request, exact, config=CONFIG, shares=3):

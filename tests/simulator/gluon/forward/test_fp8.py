@@ -21,7 +21,7 @@ from tests.helpers.kernels.quantized import prepare
 from tests.helpers.kernels.watch import told
 from tests.simulator.gluon import hopper
 from tests.simulator.gluon.hopper import HOSTS, small, taken
-from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
+from tests.simulator.gluon.orders import in_every_order, in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = {"fa3": HopperConfig(block_kv=64), "fa4": small("fa4", threshold=4.0)}
@@ -83,9 +83,8 @@ def test_head_dims(D, D_v, scales, order):
         check(version, None, *inputs, Fp8(scales), causal=True)
 
 
-@by_order
 @by_version
-def test_every_order(version, order):
+def test_every_order(version):
     """More tiles than programs; blocks and heads whose scales differ. Scores of the caller's 8-bit
     tensors have 32 bits.
     """
@@ -93,15 +92,15 @@ def test_every_order(version, order):
     q[:, 64:, 1] *= 4
     k[:, 128:256] *= 3
     v[:, :128, 1] *= 20
-    check(version, SMALL[version], q, k, v)
-    check(version, SMALL[version], *(x.to(E4M3) for x in (q, k, v)), precision=None, causal=True)
-
-
-@by_version
-def test_the_same_bits_in_every_order(version):
-    request = make_request(*qkv(150, 150, 2, 64, kv_heads=1), precision="fp8", causal=True)
-    config = replace(SMALL[version], scheduler="dynamic", stages=4, late_wait=version == "fa3")
-    in_every_order(lambda: attend(version, config, request))
+    in_8_bits = make_request(*(x.to(E4M3) for x in (q, k, v)), causal=True)
+    dynamic = replace(SMALL[version], scheduler="dynamic", stages=4, late_wait=version == "fa3")
+    for request, config in (
+        (make_request(q, k, v, precision="fp8"), SMALL[version]),
+        (in_8_bits, SMALL[version]),
+        (make_request(q, k, v, precision="fp8", causal=True), dynamic),
+    ):
+        found = in_every_order(lambda x=request, c=config: attend(version, c, x))
+        assert_ok(assess_request(found, request))
 
 
 SCHEDULES = {

@@ -13,8 +13,19 @@ from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.kernels.watch import told
 from tests.simulator.gluon import hopper
-from tests.simulator.gluon.hopper import HOSTS, VERSIONS, attend, check, gpu, qkv, small, taken
-from tests.simulator.gluon.orders import by_order, in_every_order, in_turn
+from tests.simulator.gluon.hopper import (
+    HOSTS,
+    VERSIONS,
+    attend,
+    check,
+    check_every_order,
+    gpu,
+    growing,
+    qkv,
+    small,
+    taken,
+)
+from tests.simulator.gluon.orders import in_turn
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
 FP16 = torch.float16
@@ -33,23 +44,16 @@ def test_every_case_that_it_takes(case, version, order):
 
 
 # ------------------------------------------------------------------------------- schedules
-@by_order
 @by_version
-def test_every_order(version, order):
+def test_every_order(version):
     """Several tiles of each program and more blocks than slots, of which the last one is ragged;
     few keys, so that there is nothing but the ends of tiles.
     """
-    check(version, small(version), *qkv(150, 330, 4, 64))
-    check(version, small(version, q_stages=1), *qkv(300, 60, 4, 64))
-    check(version, small(version, q_stages=1), *qkv(150, 200, 4, 64), window=(70, 0))
-
-
-@by_version
-def test_the_same_bits_in_every_order(version):
-    request = make_request(*qkv(150, 330, 2, 64, kv_heads=1), causal=True)
+    check_every_order(version, small(version), *qkv(150, 330, 4, 64))
+    check_every_order(version, small(version, q_stages=1), *qkv(300, 60, 4, 64))
     config = small(version, scheduler="dynamic", stages=4, late_wait=version == "fa3")
-    found = in_every_order(lambda: attend(version, request, config))
-    assert_ok(assess_request(found, request))
+    check_every_order(version, config, *qkv(150, 330, 2, 64, kv_heads=1), causal=True)
+    check_every_order(version, config, *qkv(150, 200, 4, 64), window=(70, 0))
 
 
 SCHEDULES = {
@@ -163,8 +167,6 @@ MASKS = {
 def test_blocks_that_a_consumer_does_not_see(mask, version, order):
     """Their slots are given back unread; three consumers pass over more of them."""
     inputs = qkv(330, 330, 2, 64)
-    if mask == "packed":
-        inputs = [x[0] for x in inputs]
     for switches in ({"stages": 1}, {"consumers": 3, "stages": 3}):
         check(version, small(version, **switches), *inputs, **MASKS[mask])
 
@@ -197,8 +199,6 @@ def test_heads_of_a_group_share_tiles(name, version, order):
     options, (heads, kv_heads), of_tile, switches = GROUPS[name]
     batch = 2 if "kv_lengths" in options or "window" in options else 1
     inputs = qkv(190, 190, heads, 96 if name == "packed" else 64, kv_heads, batch)
-    if "cu_seqlens_q" in options:
-        inputs = [x[0] for x in inputs]
     options = {
         x: torch.tensor(y, dtype=torch.int32) if isinstance(y, list) else y
         for x, y in options.items()
@@ -221,16 +221,6 @@ def test_what_cannot_share_a_tile(switches, options, sentence):
 
 
 # ------------------------------------------------------------------------------- FA4: rescaling
-def growing(M, N, block):
-    """q, k and v whose scores grow by 3 or more times 2^8, from block to block of keys as the
-    kernel visits them, the last one first.
-    """
-    q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
-    q[..., 0] = 1 + torch.rand(1, M, 2)
-    k[..., 0] = (70 * (N - torch.arange(N)) / block)[None, :, None]
-    return q.bfloat16(), k.bfloat16(), v.bfloat16()
-
-
 @pytest.fixture
 def raised(monkeypatch):
     """The rows that were raised, (64,), of each call of `correct`."""
@@ -242,7 +232,7 @@ def raised(monkeypatch):
 
 @pytest.mark.parametrize("threshold", [0.0, 4.0])
 def test_every_block_raises_the_reference(threshold, raised):
-    check("fa4", small("fa4", threshold=threshold), *growing(100, 300, 64))
+    check("fa4", small("fa4", threshold=threshold), *growing(100, 300, 64, 12.0))
     if threshold > 0:
         assert len(raised) == 2 * 2 * 5  # heads, consumers, blocks
         rows = torch.stack(raised).sum(1)
@@ -253,8 +243,8 @@ def test_every_block_raises_the_reference(threshold, raised):
 @pytest.mark.parametrize("growth, any_raised", [(7.5, False), (8.5, True)])
 def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
     """From the second block on nothing grows: it is compared with what the first one set."""
-    q, k, v = growing(64, 128, 64)
-    q[..., 0], k[..., 0] = 1.0, 0.0
-    k[:, :64, :, 0] = growth
+    q, k, v = qkv(64, 128, 2, 64)
+    q[:], k[:] = 0.0, 0.0
+    q[..., 0], k[:, :64, :, 0] = 1.0, growth
     check("fa4", small("fa4"), q, k, v, scale=math.log(2))
     assert torch.stack(raised).any() == any_raised
