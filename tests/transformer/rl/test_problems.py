@@ -41,6 +41,10 @@ RIGHT_NUMBERS = [
     r"<answer>\[ \mathbf{72} \]</answer>",
     r"<answer>\(72\)</answer>",
     r"<answer>$$72$$</answer>",
+    "<answer>72 apples.</answer>",
+    r"\boxed{72 \text{ cm}^2}",
+    r"So $\boxed{72\,\mathrm{km/h}}$.",
+    r"\boxed{\approx 72}",
 ]
 WRONG_NUMBERS = [
     "",
@@ -50,6 +54,9 @@ WRONG_NUMBERS = [
     "\\boxed{71} 72",
     "<answer>71</answer> 72",
     "<answer>72 or 73</answer>",
+    "<answer>72 million</answer>",
+    "<answer>72x</answer>",
+    r"\boxed{72\pi}",
     "<answer>72 </answer><answer>71</answer>",
     "<think>72",  # the thought does not end
     "<think>72</think>",
@@ -86,7 +93,13 @@ def test_an_answer_that_fails_its_own_reward_is_named(answer):
 def test_exact_texts():
     problem = {"answer": "New York"}
     right = ["New York", " New\nYork ", "<answer>New York</answer>", "Well: \\boxed{New York}"]
-    right += ["**New York**", "<answer>*New York*.</answer>", r"\boxed{\text{New York}}"]
+    right += [
+        "***New York***",
+        "```text\nNew York\n```",
+        "**New York**",
+        "<answer>*New York*.</answer>",
+        r"\boxed{\text{New York}}",
+    ]
     wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
     wrong += ["**New** **York**", "$New$ $York$", "*New York", "New York."]
     assert exact("init", {"answer": "__init__"}) == 0
