@@ -79,6 +79,15 @@ def test_a_trained_model_gets_the_files_of_its_checkpoint(tmp_path):
     assert files.items() <= found.items()
 
 
+def test_a_full_disk_is_told_by_the_file_that_is_written(tmp_path, full_device):
+    """Not by the one that is copied to it."""
+    save_model(make_model(), tmp_path / "source")
+    (tmp_path / "source" / "tokenizer.json").write_text("{}")
+    full = full_device.rename(full_device.with_name("tokenizer.json"))
+    with pytest.raises(OSError, match=f"No space left on device: '{full}'"):
+        weights.save_trained(make_model(), tmp_path / "source", full.parent)
+
+
 # --- damaged and foreign checkpoints
 
 
@@ -185,6 +194,20 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(folder, damage, sentenc
     with pytest.raises((ValueError, OSError), match=sentence) as refused:
         load_model(folder, attention)
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(folder, monkeypatch):
+    """safetensors does."""
+    opened = weights.Path.open
+
+    def refuse(path, *mode, **options):
+        if path.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *mode, **options)
+
+    monkeypatch.setattr(weights.Path, "open", refuse)
+    with pytest.raises(PermissionError, match="one.safetensors"):
+        weights._open_all(folder)
 
 
 def test_harmless_extras_are_accepted(folder):
