@@ -168,13 +168,14 @@ class Term:
     reward: Reward
 
     def value(self, completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
-        """What the reward gives, without the weight.
+        """What the reward gives, without the weight. It gets a copy of the problem, which it may
+        change.
 
         Raises:
             RewardError: that is no finite number.
         """
         more = {"cut_off": cut_off} if _takes_cut_off(self.reward) else {}
-        return as_reward(self.name, self.reward(completion, problem, **more))
+        return as_reward(self.name, self.reward(completion, dict(problem), **more))
 
     def __str__(self) -> str:
         return self.name if self.weight == 1 else f"{self.weight!r} * {self.name}"

@@ -112,6 +112,10 @@ def short(completion, problem):
     return len(completion) < problem["limit"]
 
 
+def forgetful(completion, problem):
+    return len(problem.pop("answer"))
+
+
 def careless(completion, problem):
     return "much"
 
@@ -144,6 +148,8 @@ def test_a_weighted_sum_of_rewards():
     assert problem.reward("no") == -0.5
     assert problem.parts("no") == {"number": 0, f"{HERE}:short": 1}
     assert problem.marks("no").answer == 0
+    both = Problems("a.jsonl", lines(10), reward=f"{HERE}:forgetful + exact").sample(Random(0))
+    assert [both.reward(x) for x in ("no", both.task.answer(*both.arguments))] == [1, 2]
     only = Problems("a.jsonl", lines(), reward=f"0.3 * {HERE}:short").sample(Random(0))
     assert only.marks("no").answer == pytest.approx(0.3)  # as far as it goes towards 1
 
