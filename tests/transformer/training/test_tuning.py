@@ -4,11 +4,13 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from tests.helpers.models.family_checkpoints import make_checkpoint
@@ -212,6 +214,17 @@ def test_a_model_that_fell_apart_is_no_success(
     said = capsys.readouterr().err
     assert reason in said and said.endswith("a smaller --lr helps\n")
     assert [path.name for path in out.iterdir()] == ["training.jsonl"]
+
+
+def test_a_model_that_is_broken_before_is_not_blamed_on_the_rate(tempted, chats, tmp_path, capsys):
+    model = tmp_path / "broken"
+    shutil.copytree(tempted, model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, model / "model.safetensors")
+    assert train.main([*argv(chats, model, tmp_path / "out"), "--steps", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(f"loss is nan at step 0; the weights of {model} are broken\n")
 
 
 @pytest.mark.parametrize(
