@@ -175,14 +175,6 @@ def test_what_the_chat_template_leaves_out_is_named(command, folder, tmp_path):
     assert code == 0 and err.startswith("Hiadd\n")
 
 
-def test_a_system_prompt_is_for_conversations_that_have_none(command, tmp_path):
-    path, user = tmp_path / "in.jsonl", {"role": "user", "content": "Hi"}
-    for messages in ([user], [{"role": "system", "content": "Be quick."}, user]):
-        path.write_text(json.dumps({"messages": messages}))
-        _, _, err = command("--input", path, "--system-prompt", "Be kind.", "--show-prompt")
-        assert ("Be kind." in err) == (len(messages) == 1) and err.count("system\n") == 1
-
-
 def _as_list(lines):
     """A JSON document of the same objects, as a pretty printer writes it."""
     return json.dumps([json.loads(x) for x in lines.split(b"\n") if x], indent=2).encode()
