@@ -79,14 +79,6 @@ def test_a_trained_model_gets_the_files_of_its_checkpoint(tmp_path):
     assert files.items() <= found.items()
 
 
-def test_a_full_disk_is_told_by_the_file_that_is_written(tmp_path, full_device):
-    save_model(make_model(), tmp_path / "source")
-    (tmp_path / "source" / "tokenizer.json").write_text("{}")
-    full = full_device.rename(full_device.with_name("tokenizer.json"))
-    with pytest.raises(OSError, match=f"No space left on device: '{full}'"):
-        weights.save_trained(make_model(), tmp_path / "source", full.parent)
-
-
 # --- damaged and foreign checkpoints
 
 

@@ -229,13 +229,14 @@ def test_a_model_that_is_broken_before_is_not_blamed_on_the_rate(tempted, chats,
         (30, True, "training.jsonl"),
         (20_000, True, "training_state.pt"),
         (20_000, False, "model.safetensors"),
+        (5_000, False, "tokenizer.json"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(
     tempted, chats, tmp_path, limit, saves, name, monkeypatch, capsys
 ):
     """With a limit of the size of a file in the place of a full disk: Python, torch and safetensors
-    say it each in another way.
+    say it each in another way, and a copy by the name of what is copied.
     """
     out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     if not saves:
