@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,8 @@ def regular_file(path: Path) -> Path | None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place if all goes well, and vanishes if not.
+    """A temporary file beside `path` that takes its place, and the permissions of what was there,
+    if all goes well, and vanishes if not.
 
     Of a pipe or a device, itself: its reader waits for what is written to it.
     """
@@ -42,6 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = temporary_of(target)
     try:
         yield temporary
+        if target.exists():
+            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -151,7 +151,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         " sloppy, from which it was trained (reinforced)",
     )
     add("-p", "--prompt", help=f"the question; - reads standard input ({DEFAULT_QUESTION})")
-    add("--system-prompt", help="instructions that precede the conversation")
+    add("--system-prompt", help="a system prompt for conversations that have none")
     add("--input", type=Path, metavar="FILE", help=INPUT_HELP)
     add("--output", type=Path, metavar="FILE", help="where --input's answers go (stdout)")
     add("--force", action="store_true", help="replace an --output that is there already")

@@ -64,7 +64,8 @@ print(len(prompt), "tokens:", prompt)
 
 # %% [markdown]
 # The next table gives the shape of the model. All query heads share the keys and values of one head: this is called
-# *grouped-query attention*. It leaves the computation of a head as it is and makes the keys and values smaller.
+# *multi-query attention*. With several such heads, each for a group of query heads, it is *grouped-query attention*.
+# Both leave the computation of a head as it is and make the keys and values smaller.
 
 # %%
 sizes = {

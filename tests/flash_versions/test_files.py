@@ -24,6 +24,9 @@ def test_a_file_is_replaced_or_left_as_it_is(writing, tmp_path):
     for text in ("first", "second"):
         writing(path, text)
         assert path.read_text() == text
+    path.chmod(0o600)
+    writing(path, text)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # nobody else may read it now, either
     with pytest.raises(UnicodeEncodeError):
         writing(path, "half \ud800")
     assert path.read_text() == "second" and os.listdir(tmp_path) == ["file"]

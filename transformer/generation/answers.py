@@ -212,7 +212,8 @@ def line_messages(
     check_messages(messages)
     if session.template is None:
         raise ValueError('"messages" need a chat template, and none is used')
-    return [*conversation(None, arguments.system_prompt), *messages]
+    own = messages and messages[0]["role"] == "system"  # its own comes before that of the command
+    return [*conversation(None, None if own else arguments.system_prompt), *messages]
 
 
 def describe(completion: Completion) -> dict[str, Any]:

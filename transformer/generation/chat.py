@@ -18,6 +18,7 @@ Every other conversation is encoded in one piece, exactly as `apply_chat_templat
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -217,7 +218,8 @@ def render_chat(
 
     Args:
         template: the Jinja source.
-        messages: [{"role": ..., "content": ...}, ...]; entries that are None count as absent.
+        messages: [{"role": ..., "content": ...}, ...]; entries that are None count as absent,
+            unless the template fails without them: DeepSeek R1's asks whether a content is None.
         now: what the template takes for the time; None: the time.
         variables: what else the template should see: special tokens, enable_thinking, ...;
             add_generation_prompt (True): end with the header of an assistant's turn; tools (None):
@@ -236,11 +238,22 @@ def render_chat(
     present = [{k: v for k, v in message.items() if v is not None} for message in messages]
     told: dict[str, Any] = dict.fromkeys(("tools", "documents"))
     told |= {"add_generation_prompt": True, "strftime_now": (now or datetime.now()).strftime}
-    told |= {**variables, "messages": present}
+    told |= variables
+    try:
+        return _written(template, {**told, "messages": present})
+    except TemplateError:
+        if present != [*messages]:
+            with suppress(TemplateError):
+                return _written(template, {**told, "messages": [*messages]})
+        raise
+
+
+def _written(template: str, variables: Mapping[str, Any]) -> str:
+    """What a template writes; a TemplateError says why it fails."""
     parts: list[str] = []
     length = 0
     try:
-        for part in _compile(template).generate(told):
+        for part in _compile(template).generate(variables):
             parts.append(part)
             length += len(part)
             if length > MAX_RENDERED_CHARACTERS:

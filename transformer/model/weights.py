@@ -11,7 +11,6 @@ where they need no conversion: loading takes no second copy.
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,7 +251,7 @@ def save_trained(
     folder.mkdir(parents=True, exist_ok=True)
     for path in text_files(source):
         with writing(folder / path.name):
-            shutil.copyfile(path, folder / path.name)
+            (folder / path.name).write_bytes(path.read_bytes())
     save_model(model, folder, dtype, read_json(source / CONFIG))
 
 
@@ -292,6 +291,7 @@ def _open_all(folder: Path) -> list[safe_open]:
         if path.is_dir():
             raise ValueError(f"{path} is a folder; it should be a safetensors file")
         try:
+            path.open("rb").close()  # safetensors calls one that may not be read a missing one
             opened.append(safe_open(path, framework="pt"))
         except FileNotFoundError as error:
             raise ValueError(f"{path}, named by {INDEX}, is missing") from error

@@ -25,25 +25,28 @@ _SPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     "[\N{FULLWIDTH COMMA}\N{ARABIC THOUSANDS SEPARATOR}]": ",",
     "[\N{FULLWIDTH FULL STOP}\N{ARABIC DECIMAL SEPARATOR}]": ".",
     "[\N{MINUS SIGN}\N{EN DASH}]": "-",
-    r"\bUS(?=\$)|[\"“”]": "",
-    r"(?i)\b(?:(?:us )?dollars?|euros?|usd|eur)\b": "$",
+    r"\bUS(?=\$)|[\"“”\u200b\ufeff]": "",
+    r"\\[,;: ]|~|[\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}]": " ",
+    r"(?i)\b(?:(?:us )?dollars?|euros?|usd|eur)(?![a-z])": "$",
     r"(?i)(?<=[0-9]) per ?cent\b": "%",
     r"(?<=[0-9]) and a half\b": " 1/2",
     r"(?<=[0-9]) and (?=[0-9]+/[0-9])": " ",
     # A sign apart from its number, where nothing can be subtracted from.
-    r"(?i)(?:\bnegative |(?:^|(?<=\bis )|(?<=[=:(])) ?(?:minus|-) )(?=[$.0-9])": "-",
-    r"^\s*(?:[A-Za-z] ?)?[=≈] ?": "",
+    r"(?i)\bnegative (?=[$.0-9])": "-",
+    r"(?i)(^ ?|\b(?:is|was|be|get|gives|equals) |['’]s |[=:(] ?)(?:minus|-) (?=[$.0-9])": r"\1-",
+    r"^\s*(?:[A-Za-z] ?)?(?:[=≈]|\\approx) ?": "",
     r"^\s*,(?=[0-9])": "0.",
     r"(?<=[0-9])\*\*(?=-?[0-9])": "^",
     r"\\([$%])": r"\1",
     r"\^\{?\\circ\}?": "°",
     r"\\!": "",
     r"\{,\}": ",",
-    r"\\[,;: ]|~|[\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}]": " ",
     r"\\times|\\cdot|[·*]": "×",
     r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])": " ",  # 1½ is 1 1/2
-    r"\\[dt]?frac(?:\{(-?[0-9][0-9.,]*)\}\{([0-9]+)\}|([0-9])([0-9]))": r"\1\3/\2\4",
-    r"\\(?:[dt]?frac|sqrt)(?:\{[^{}]*\}|\[[^][]*\])*": "1/0",  # no value: not what is in it
+    r"\\[dt]?frac(?:\{(-?[0-9][0-9.,]*)\}\{(-?[0-9]+)\}| ?([0-9])([0-9]))": r"\1\3/\2\4",
+    # No value: not what is in it.
+    r"\\(?:[dt]?frac|sqrt)(?: ?[0-9]|(?:\{[^{}]*\}|\[[^][]*\])*)": "1/0",
+    r"(\\[A-Za-z]+)(?=[0-9])": r"\1 ",
     r"[¼-¾⅐-⅞]": lambda found: unicodedata.normalize("NFKC", found[0]),
     "\N{FRACTION SLASH}": "/",
     r"(?<=[0-9])[⁰¹²³⁴-⁹⁻]+": lambda found: "^" + found[0].translate(_EXPONENTS),
@@ -54,6 +57,7 @@ _NUMBER = re.compile(
     rf"""
     (?P<sign> (?<![\w)\]}}])[-+] )? (?: [{CURRENCY}]\ ? )? (?P<inner> (?<=[{CURRENCY}])- )?
     (?<! \d ) (?<! \d[.,/'’_^eE] ) (?<! \d[eE][-+] ) (?<! \^ ) (?<! \^[-{{] )
+    (?<! [A-WYZa-wyz] )  # m2 and H2O are words; x2 may be a product
     (?:
         (?P<whole> \d+ )\ (?P<part> \d+/\d+ )
       |

@@ -34,6 +34,8 @@ BOXED = re.compile(r"\\boxed\s*\{")
 MARKUP = [
     re.compile(pattern + r"\.?", re.DOTALL)
     for pattern in (
+        r"```\w*\s((?:(?!```).)+)```",
+        r"\*\*\*([^*]+)\*\*\*",
         r"\*\*((?:(?!\*\*).)+)\*\*",
         r"\*([^*]+)\*",
         r"__?([^_a-zA-Z]+)__?",  # not __init__
@@ -45,6 +47,11 @@ MARKUP = [
         r"\\(?:f?box|text(?:bf|it|rm)?|math(?:bf|it|rm))\{((?:[^{}]|\{[^{}]*\})+)\}",
     )
 ]
+# Behind a number, in words or as LaTeX has it: apples, km/h, \text{ cm}^2.
+UNIT = re.compile(
+    r"(?<=\d)(?:\s+[A-Za-z][A-Za-z /]*|\W*\\(?:text|mathrm|mbox)\{[^{}\d]*\})"
+    r"(?:\^\{?\d\}?|[²³])?\.?$"
+)
 TERM = re.compile(r"(?:([-+]?[\d.]+(?:e-?\d+)?)\s*\*\s*)?([\w.]+(?::\w+)?)")
 
 
@@ -106,12 +113,14 @@ def _boxed(text: str) -> str | None:
 
 
 def number(completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
-    """1 if the final answer is the problem's number: 12, 12.0 and $12 are one, see `numbers`. Where
-    a completion states no final answer, the last number in it counts. One that was cut off is never
-    right.
+    """1 if the final answer is the problem's number: 12, 12.0 and $12 are one, see `numbers`, and a
+    unit may follow. Where a completion states no final answer, the last number in it counts. One
+    that was cut off is never right.
     """
     answer = final_answer(completion)
     value = last_number(spoken(completion)) if answer is None else as_number(answer)
+    if answer is not None and value is None:
+        value = as_number(UNIT.sub("", answer))
     right = value is not None and value == as_number(stated(problem["answer"]))
     return float(right and not cut_off)
 
@@ -159,13 +168,14 @@ class Term:
     reward: Reward
 
     def value(self, completion: str, problem: Mapping[str, Any], cut_off: bool = False) -> float:
-        """What the reward gives, without the weight.
+        """What the reward gives, without the weight. It gets a copy of the problem, which it may
+        change.
 
         Raises:
             RewardError: that is no finite number.
         """
         more = {"cut_off": cut_off} if _takes_cut_off(self.reward) else {}
-        return as_reward(self.name, self.reward(completion, problem, **more))
+        return as_reward(self.name, self.reward(completion, dict(problem), **more))
 
     def __str__(self) -> str:
         return self.name if self.weight == 1 else f"{self.weight!r} * {self.name}"

@@ -108,13 +108,17 @@ def test_attention_must_serve_every_layer(monkeypatch):
     assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
 
 
-def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer):
+def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer, tmp_path):
     code, out, err = command("-p", "hi <|im_end|>", "--system-prompt", "Be kind.", "--show-prompt")
     assert code == 0
     assert out == expected_answer(model, tokenizer, "hi <|im_end|>", system="Be kind.") + "\n"
     assert (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>" in err
     )
+    path = tmp_path / "in.jsonl"  # a conversation with a system prompt of its own
+    path.write_text('{"messages": [{"role": "system", "content": "Be quick."}]}')
+    _, _, err = command("--input", path, "--system-prompt", "Be kind.", "--show-prompt")
+    assert err.startswith("<|im_start|>system\nBe quick.") and "Be kind." not in err
 
 
 def test_json_and_no_stream_give_the_same_text(command, model, tokenizer):

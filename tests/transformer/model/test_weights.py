@@ -114,6 +114,11 @@ def _truncate(folder):
     (folder / "two.safetensors").write_bytes(content[:-100])
 
 
+def _link_to_itself(folder):  # as one that may not be read: safetensors calls either missing
+    (folder / "two.safetensors").unlink()
+    (folder / "two.safetensors").symlink_to("two.safetensors")
+
+
 def _edit_tensors(changes):
     """Others in the place of some; None removes one."""
 
@@ -156,6 +161,7 @@ DAMAGES = {
         lambda folder: (folder / "two.safetensors").unlink(),
         "two.safetensors, named by model.safetensors.index.json, is missing",
     ),
+    "shard that cannot be opened": (_link_to_itself, "Too many levels of symbolic links"),
     "shard outside": (
         _edit_json(weights.INDEX, weight_map={NORM: "../outside.safetensors"}),
         f"{weights.INDEX} names '../outside.safetensors', which is outside the checkpoint's folder",

@@ -42,6 +42,7 @@ RIGHT_NUMBERS = [
     r"<answer>\(72\)</answer>",
     r"<answer>$$72$$</answer>",
 ]
+RIGHT_NUMBERS += ["<answer>72 apples.</answer>", r"\boxed{72\,\text{ cm}^2}"]
 WRONG_NUMBERS = [
     "",
     "71",
@@ -56,6 +57,9 @@ WRONG_NUMBERS = [
     "<think>3</think>71<think>72</think>",
     "0" * 200 + "72",  # too long for a number, and its end is none
 ]
+
+
+WRONG_NUMBERS += ["<answer>72 million</answer>", "<answer>72x</answer>", r"\boxed{72\pi}"]
 
 
 @pytest.mark.parametrize("completion", RIGHT_NUMBERS + WRONG_NUMBERS)
@@ -86,7 +90,13 @@ def test_an_answer_that_fails_its_own_reward_is_named(answer):
 def test_exact_texts():
     problem = {"answer": "New York"}
     right = ["New York", " New\nYork ", "<answer>New York</answer>", "Well: \\boxed{New York}"]
-    right += ["**New York**", "<answer>*New York*.</answer>", r"\boxed{\text{New York}}"]
+    right += [
+        "***New York***",
+        "```text\nNew York\n```",
+        "**New York**",
+        "<answer>*New York*.</answer>",
+        r"\boxed{\text{New York}}",
+    ]
     wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
     wrong += ["**New** **York**", "$New$ $York$", "*New York", "New York."]
     assert exact("init", {"answer": "__init__"}) == 0
@@ -97,6 +107,10 @@ def test_exact_texts():
 
 def short(completion, problem):
     return len(completion) < problem["limit"]
+
+
+def forgetful(completion, problem):
+    return len(problem.pop("answer"))
 
 
 def careless(completion, problem):
@@ -131,6 +145,8 @@ def test_a_weighted_sum_of_rewards():
     assert problem.reward("no") == -0.5
     assert problem.parts("no") == {"number": 0, f"{HERE}:short": 1}
     assert problem.marks("no").answer == 0
+    both = Problems("a.jsonl", lines(10), reward=f"{HERE}:forgetful + exact").sample(Random(0))
+    assert [both.reward(x) for x in ("no", both.task.answer(*both.arguments))] == [1, 2]
     only = Problems("a.jsonl", lines(), reward=f"0.3 * {HERE}:short").sample(Random(0))
     assert only.marks("no").answer == pytest.approx(0.3)  # as far as it goes towards 1
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 
 import numpy as np
@@ -210,19 +211,28 @@ def test_a_model_that_fell_apart_is_no_success(
     assert [path.name for path in out.iterdir()] == ["training.jsonl"]
 
 
+def test_a_model_that_is_broken_before_is_not_blamed_on_the_rate(tempted, chats, tmp_path, capsys):
+    model = shutil.copytree(tempted, tmp_path / "broken")
+    path = model / weights.WEIGHTS
+    path.write_bytes(path.read_bytes()[:-64] + b"\xff" * 64)  # NaN
+    assert train.main([*argv(chats, model, tmp_path / "out"), "--steps", "1"]) == 2
+    assert f"nan at step 0; the weights of {model} are broken\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "limit, saves, name",
     [
         (30, True, "training.jsonl"),
         (20_000, True, "training_state.pt"),
         (20_000, False, "model.safetensors"),
+        (5_000, False, "tokenizer.json"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(
     tempted, chats, tmp_path, limit, saves, name, monkeypatch, capsys
 ):
     """With a limit of the size of a file in the place of a full disk: Python, torch and safetensors
-    say it each in another way.
+    say it each in another way, and a copy by the name of what is copied.
     """
     out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     if not saves:

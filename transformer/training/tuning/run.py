@@ -95,9 +95,12 @@ class Tuning(Recipe):
                 count += self.weighed(batch)
         mean = loss / count
         if not math.isfinite(mean):
-            raise ValueError(
-                f"the held-out loss is {mean} at step {training.step}; a smaller --lr helps"
+            helps = (
+                "a smaller --lr helps"
+                if training.step
+                else f"the weights of {self.model} are broken"
             )
+            raise ValueError(f"the held-out loss is {mean} at step {training.step}; {helps}")
         training.record(evaluation=HELD_OUT, loss=round(mean, 5), tokens=count)
         perplexity = math.exp(min(mean, 99.0))
         progress.say(f"held out: loss {mean:.4f}, perplexity {perplexity:.2f}")
