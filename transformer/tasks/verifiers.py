@@ -24,7 +24,7 @@ from numbers import Real
 from typing import Any
 
 from transformer.tasks.named import find_named
-from transformer.tasks.numbers import as_number, last_number
+from transformer.tasks.numbers import FACTORS, as_number, last_number
 
 Reward = Callable[..., float]  # (completion, problem), perhaps cut_off
 
@@ -47,9 +47,11 @@ MARKUP = [
         r"\\(?:f?box|text(?:bf|it|rm)?|math(?:bf|it|rm))\{((?:[^{}]|\{[^{}]*\})+)\}",
     )
 ]
-# Behind a number, in words or as LaTeX has it: apples, km/h, \text{ cm}^2.
+# Behind a number, in words or as LaTeX has it: apples, km/h, \text{ cm}^2. Not words of a number.
+COUNTS = "|".join([*FACTORS, "k", "dozen", "plus", "minus", "times", "or", "not", "is"])
 UNIT = re.compile(
-    r"(?<=\d)(?:\s+[A-Za-z][A-Za-z /]*|\W*\\(?:text|mathrm|mbox)\{[^{}\d]*\})"
+    rf"(?<=\d)(?:\s+(?!(?i:{COUNTS})s?\b)[A-Za-z][A-Za-z /]*"
+    r"|\W*\\(?:text|mathrm|mbox)\{[^{}\d]*\})"
     r"(?:\^\{?\d\}?|[²³])?\.?$"
 )
 TERM = re.compile(r"(?:([-+]?[\d.]+(?:e-?\d+)?)\s*\*\s*)?([\w.]+(?::\w+)?)")

@@ -60,6 +60,7 @@ WRONG_NUMBERS = [
 
 
 WRONG_NUMBERS += ["<answer>72 million</answer>", "<answer>72x</answer>", r"\boxed{72\pi}"]
+WRONG_NUMBERS += [r"\boxed{72 k}", "<answer>72 thousand people</answer>", "#### 72 minus one"]
 
 
 @pytest.mark.parametrize("completion", RIGHT_NUMBERS + WRONG_NUMBERS)
