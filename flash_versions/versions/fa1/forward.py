@@ -73,21 +73,6 @@ def fold_block(
     return o, new_max, new_sum
 
 
-@triton.jit
-def attend(
-    o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """Update the state of a query tile by KV blocks [begin, end): (o, row_max, row_sum), natural
-    units.
-    """
-    for j in range(begin, end):
-        o, row_max, row_sum = fold_block(
-            j, o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, BLOCK_KV
-        )
-    return o, row_max, row_sum
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q, k, v, o, lse_out, row_max_out, row_sum_out, sequences, window, q_length, kv_length, heads,
@@ -112,13 +97,14 @@ def forward_kernel(
     begin, _, _, end = blocks_of_queries(tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV)
 
     q_tile = load_rows(q, rows, row, MASKED=True)
+    given = q_tile, first_key, last_key
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
-        BLOCK_KV
-    )  # fmt: skip
+    state = acc, row_max, row_sum
+    for j in range(begin, end):
+        state = fold_block(j, *state, *given, k, v, keys, window, scale, BLOCK_KV)
+    acc, row_max, row_sum = state
     lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
     store_rows(o, rows, row, acc)
     store_row_values(lse_out, rows, row, lse)

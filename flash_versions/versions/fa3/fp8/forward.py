@@ -56,7 +56,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences
+from flash_versions.versions.tiles.sequences import Sequences, new_outputs
 from flash_versions.versions.tiles.tma import describe
 from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
@@ -102,7 +102,7 @@ def softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
 
 @triton.jit
 def fold_block(
-    j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
+    j, acc, row_max, row_sum, q_tile, q_scale, queries, k, v, reference, keys, k_scale, v_scale,
     window, mods,
     BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
@@ -131,35 +131,6 @@ def fold_block(
     v_tile = v_tile.reshape(v_tile.shape[2], v_tile.shape[3])
     p = in_order_of_values(p.to(v_tile.dtype))
     acc = tl.dot(p, v_tile.T, acc * alpha[:, None])
-    return acc, row_max, row_sum
-
-
-@triton.jit
-def attend(
-    acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
-    window, mods, begin, full_begin, full_end, end,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
-
-    Blocks outside [full_begin, full_end) are masked.
-    """
-    if window.left is not None:
-        for j in range(begin, full_begin):
-            acc, row_max, row_sum = fold_block(
-                j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-                reference, keys, window, mods, BLOCK_KV, MASKED=True
-            )  # fmt: skip
-    for j in range(full_begin, full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-            reference, keys, window, mods, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-            reference, keys, window, mods, BLOCK_KV, MASKED=True
-        )  # fmt: skip
     return acc, row_max, row_sum
 
 
@@ -193,10 +164,20 @@ def forward_kernel(
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, queries.head, True)
     row_sum *= tl.exp2(OFFSET)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference,
-        keys, window, mods, begin, full_begin, full_end, end, BLOCK_KV
-    )  # fmt: skip
+    state = acc, row_max, row_sum
+    given = q_tile, scale_of_rows, queries, k, v, reference, keys
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            state = fold_block(
+                j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=True
+            )
+    for j in range(full_begin, full_end):
+        state = fold_block(
+            j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=False
+        )
+    for j in range(full_end, end):
+        state = fold_block(j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=True)
+    acc, row_max, row_sum = state
     out, lse = finalize(acc, row_max - OFFSET, row_sum)
     store_rows(o, rows, queries.pos, out * reference)
     store_row_values(lse_out, rows, queries.pos, lse)
@@ -270,9 +251,7 @@ def forward(
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
     width = max(MIN_WIDTH, padded_head_dim(quantized.q.shape[3]))
-    device = request.q.device
-    o = torch.empty((batch, q_length, heads, head_dim_v), dtype=request.out_dtype, device=device)
-    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=device)
+    o, lse = new_outputs(request)
     launch_tiles(
         launch_forward,
         (total,),

@@ -65,7 +65,7 @@ def forward(
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)
     per_block, scales = scales_of(request, quantized)
-    plan = forward_hopper.make_plan(request, config, scales, per_block, P_OFFSET)
+    plan = forward_hopper.make_plan(request, config, per_block, P_OFFSET)
     return forward_hopper.launch(plan, request, boxes, scales)
 
 
