@@ -66,22 +66,10 @@ def turn_rows(view, rows, index, tile, position, rotary):
 
 @triton.jit(do_not_specialize=COUNTS)
 def append_kernel(
-    k_cache,
-    v_cache,
-    k,
-    v,
-    cache_seqlens,
-    sequences,
-    block_table,
-    rotary,
-    max_pages,
-    num_pages,
-    page_size,
-    new,
-    kv_heads,
-    rows,
-    BLOCK_ROWS: tl.constexpr,
-):
+    k_cache, v_cache, k, v, cache_seqlens, sequences, block_table, rotary, max_pages, num_pages,
+    page_size, new, kv_heads, rows,
+    BLOCK_ROWS: tl.constexpr
+):  # fmt: skip
     """One program for BLOCK_ROWS rows of the new k and v; a row is one head of one token.
 
     `sequences` has the row of the table for each batch row; None: its own. Rows, and what follows
