@@ -1,22 +1,8 @@
 """FlashAttention 3, forward, portable: the hardware fetches boxes, and heavy tiles come first.
 
-What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
-and V. This takes registers and issue slots that the softmax needs as well. And the tiles of a
-causal mask differ in work. FA2 takes the tiles of one head after the other, so that heavy tiles of
-the last heads run at the end, when most of the GPU has no work left.
-
-What changes.
-* Tensor descriptors replace pointers. A descriptor says once where a (batch, head, row, dim) tensor
-  lies, and one thread requests a box of it. Hopper's TMA (tensor memory accelerator) computes the
-  addresses, copies the box to shared memory and writes 0 for elements outside of the tensor. So a
-  load needs no mask and no registers.
-* The loop over KV blocks is pipelined `num_stages` deep: copies of the next blocks run while the
-  tensor cores, which on Hopper read K and V from shared memory, work on this one.
-* Heavy tiles first, over several heads. Under a causal mask the last tiles of all heads of a
-  section come before the others, so that light tiles run at the end. A section is as many heads as
-  have their keys and values in the L2 cache.
-* A box holds rows of one head, and so does a tile: query heads are no longer packed. The query
-  heads of a group get their common keys from the L2 cache.
+`flash_versions/lessons/fa3.py` explains both. A box holds rows of one head, and so does a tile:
+query heads are no longer packed, and the query heads of a group get their common keys from the L2
+cache. A section is as many heads as have their keys and values there, and its heads take turns:
 
     program p:          tile = the p-th heaviest
                         load Q box

@@ -1,24 +1,17 @@
 """FlashAttention 3 in FP8, forward, portable: half the bytes, twice the rate of products.
 
-What 16 bits waste. A tensor core multiplies 8-bit numbers twice as fast as 16-bit ones, and tiles
-of 8-bit numbers take half the memory and traffic. But e4m3 has 3 bits of fraction and ends at 448.
+`flash_versions/lessons/fa3_fp8.py` explains it. This kernel has options, and takes scales of blocks
+or of heads:
 
-What changes against `forward.py`.
-* Q, K and V come as `quantize.Quantized`: 8-bit numbers, each block of rows with a scale. The
-  scales of Q and K become part of the factor of the scores: scale_log2 is then a number per row and
-  KV block. The running maximum is in scaled units, so blocks with different scales are comparable.
-* P = exp2(score - maximum) is rounded to 8 bits before P V. Its largest element is 1, and e4m3
-  loses bits below 2^-6. So P is multiplied by 2^OFFSET = 256, by adding OFFSET to the exponent.
-  `row_sum` has the same factor, which cancels in o and is subtracted in the LSE.
+* Q, K and V come as `quantize.Quantized`. With the scales of Q and K, the factor of the scores is a
+  number per row and KV block. The running maximum is in scaled units, so blocks with different
+  scales are comparable. `row_sum` is 2^OFFSET times as large, as P is, which is subtracted in the
+  LSE.
 * The accumulator is kept in units of the head's largest V scale. P of a block is multiplied by its
-  own V scale over that one, again in the exponent; `row_sum` does not have this factor:
+  own V scale over that one, in the exponent; `row_sum` does not have this factor:
 
       P_j = 2^(score_j - row_max + shift_j),     shift_j = OFFSET + log2(v_scale_j / v_reference)
       o = v_reference * sum_j P_j V_j / row_sum, row_sum = sum_j P_j * v_reference / v_scale_j
-
-* V is transposed, because tensor cores read 8-bit operands only with the summed dimension
-  contiguous. Its keys are permuted within groups of 16, so that the registers which hold P after
-  the first product are the ones that the second product reads: `in_order_of_values` moves no data.
 
 Cost. The rounding errors are in `budget.py`. A kernel that quantises reads the inputs once before.
 
