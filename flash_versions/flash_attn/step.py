@@ -60,8 +60,8 @@ def flash_attn_with_kvcache(
         v: like k, with v_cache's head_dim.
         rotary_cos: (positions, rotary_dim / 2), at least as many positions as the cache has slots:
             turn k by its slots, and q. With causal or a window, query i is at position
-            cache_seqlens[b] + i; without, all queries are at cache_seqlens[b]. None: no rotary
-            embedding.
+            cache_seqlens[b] + i; without, all queries are at cache_seqlens[b]. Dimensions from
+            rotary_dim on are not turned. None: no rotary embedding.
         rotary_sin: like rotary_cos.
         cache_seqlens: (batch,) integers, or one for all: the tokens in the cache before this call,
             counted from slot 0. None: the cache is full.
@@ -70,7 +70,8 @@ def flash_attn_with_kvcache(
         block_table: (batch, max_pages) integers: slot j of sequence b is row j % page_size of page
             block_table[b, j // page_size]; any page size. With cache_batch_idx, too, sequence b has
             row cache_batch_idx[b] of the table.
-        rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
+        rotary_interleaved: turn pairs of dimensions 2i and 2i + 1 (GPT-J); else i and i +
+            rotary_dim / 2 (GPT-NeoX, Llama in Hugging Face's layout).
         num_splits: ranges into which the keys are split; 0 lets the version choose.
         return_softmax_lse: also return the LSE.
         cu_seqlens_q: (batch + 1,) integers: q is packed, (total_q, heads, head_dim), as in

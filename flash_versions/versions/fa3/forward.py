@@ -224,7 +224,7 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_for_options`.
+    """Attention and its LSE of a request that is not `left_for_options`, as `fa2.forward` has them.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -232,10 +232,6 @@ def forward(
 
     Raises:
         ValueError: the request has options.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     if reason := left_for_options(request):
         raise ValueError(reason)

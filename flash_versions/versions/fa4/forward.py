@@ -186,7 +186,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_for_options`.
+    """Attention and its LSE of a request that is not `left_for_options`, as `fa2.forward` has them.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -200,10 +200,6 @@ def forward(
     Raises:
         ValueError: the request has options; threshold or eighths is out of range, or does not suit
             the dtype or the tile.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     if reason := left_for_options(request):
         raise ValueError(reason)

@@ -226,17 +226,14 @@ def scales(x: torch.Tensor, blocks: int) -> View:
 def forward(
     request: Request, quantized: Quantized, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention of quantised tensors and its LSE, of a request that `limits` lets through.
+    """Attention of quantised tensors and its LSE, as `fa2.forward` has them, of a request that
+    `limits` lets through.
 
     Args:
         request: see `Request`. Of its own q, k and v only the shapes and the dtype are read; there
             must be at least one query and one key.
         quantized: what they were quantised to.
         config: tile sizes, at most `BLOCK_KEYS` keys; None chooses by shape and device.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in the request's out_dtype; lse natural log,
-        fp32 (batch, heads, M); no further statistics.
     """
     batch, q_length, heads, _ = request.q.shape
     kv_length, head_dim_v = request.k.shape[1], request.v.shape[3]

@@ -42,7 +42,7 @@ def left_to_portable(request: Request) -> str | None:
 def forward(
     request: Request, quantized: Quantized, config: HopperConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU, of FP8 tensors.
+    """Attention of FP8 tensors and its LSE on a Hopper GPU, as `fa2.forward` has them.
 
     Args:
         request: what is asked for; of its q, k and v only shapes and dtype are read.
@@ -51,10 +51,6 @@ def forward(
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in `request.out_dtype`; lse natural log, fp32
-        (batch, heads, M); no further statistics.
     """
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)

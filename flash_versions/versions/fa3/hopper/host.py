@@ -321,7 +321,7 @@ def make_plan(
 def forward(
     request: Request, config: HopperConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU.
+    """Attention and its LSE on a Hopper GPU, as `fa2.forward` has them.
 
     Args:
         request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
@@ -330,10 +330,6 @@ def forward(
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     config = config or default_config(request)
     return launch(make_plan(request, config), request)

@@ -324,22 +324,14 @@ def backward(
     dlse: torch.Tensor | None,
     config: BackwardConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention on a Hopper GPU.
+    """Gradients of attention on a Hopper GPU; arguments and results as those of `fa2.backward`.
 
     Args:
-        request: as in the forward; one that is not `left_to_portable`, on the current GPU.
-        o: its result (batch, M, heads, head_dim_v).
-        lse: its LSE (batch, heads, M).
-        statistics: None.
-        do: gradient of o; of any strides but the last dimension's, which is 1.
-        dlse: gradient of the LSE (batch, heads, M), or None.
+        request: one that is not `left_to_portable`, on the current GPU.
         config: the schedule; None chooses by shape.
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
     gradients = Gradients(request, config or default_config(request))
     return gradients(request, o, lse, statistics, do, dlse)
