@@ -142,21 +142,12 @@ def append_op(
         launch_append(
             (cdiv(rows, block_rows),),
             (
-                View.of(k_cache),
-                View.of(v_cache),
-                View.of(k),
-                View.of(v),
-                *where,
-                rotary,
-                1 if block_table is None else block_table.shape[1],
-                k_cache.shape[0],
-                k_cache.shape[1],
-                new,
-                kv_heads,
-                rows,
+                View.of(k_cache), View.of(v_cache), View.of(k), View.of(v), *where, rotary,
+                1 if block_table is None else block_table.shape[1], k_cache.shape[0],
+                k_cache.shape[1], new, kv_heads, rows
             ),
             {"BLOCK_ROWS": block_rows},
-        )
+        )  # fmt: skip
 
 
 @append_op.register_fake

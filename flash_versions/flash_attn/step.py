@@ -121,17 +121,10 @@ def flash_attn_with_kvcache(
     check_integers("cache_leftpad", cache_leftpad, (batch,), q.device)
     if k is not None and v is not None:
         append_to_cache(
-            k_cache,
-            v_cache,
-            k,
-            v,
-            cache_seqlens,
-            block_table=block_table,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved,
-            cu_seqlens_k_new=cu_seqlens_k_new,
-        )
+            k_cache, v_cache, k, v, cache_seqlens, block_table=block_table, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
+            cu_seqlens_k_new=cu_seqlens_k_new
+        )  # fmt: skip
     elif k is not None or v is not None:
         raise ValueError("k and v go together; one of them is None.")
     elif rotary_cos is not None or rotary_sin is not None:
@@ -147,26 +140,12 @@ def flash_attn_with_kvcache(
         positions = before + place * one_by_one
         q = rotate(rows, rotary_cos, rotary_sin, positions, rotary_interleaved).view_as(q)
     result = attend(
-        q,
-        k_cache,
-        v_cache,
-        return_attn_probs=return_softmax_lse,
-        window_size=window_size,
-        softcap=softcap,
-        softmax_scale=softmax_scale,
-        attention_chunk=attention_chunk,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        s_aux=s_aux,
-        batch_invariant=batch_invariant,
-        cu_seqlens_q=cu_seqlens_q,
+        q, k_cache, v_cache, return_attn_probs=return_softmax_lse, window_size=window_size,
+        softcap=softcap, softmax_scale=softmax_scale, attention_chunk=attention_chunk,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux,
+        batch_invariant=batch_invariant, cu_seqlens_q=cu_seqlens_q,
         kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
-        kv_starts=cache_leftpad,
-        block_table=block_table,
-        causal=causal,
-        alibi_slopes=alibi_slopes,
-        num_splits=num_splits or None,
-        version=version,
-    )
+        kv_starts=cache_leftpad, block_table=block_table, causal=causal, alibi_slopes=alibi_slopes,
+        num_splits=num_splits or None, version=version
+    )  # fmt: skip
     return result[:2] if return_softmax_lse else result

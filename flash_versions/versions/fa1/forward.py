@@ -142,16 +142,10 @@ def forward(
         launch_forward,
         (tiles * heads * batch,),
         (
-            *map(View.of, (q, k, v, o)),
-            *map(View.of_rows, (lse, *statistics)),
-            *given,
-            q_length,
-            k.shape[1],
-            heads,
-            tiles,
-            request.scale,
+            *map(View.of, (q, k, v, o)), *map(View.of_rows, (lse, *statistics)), *given, q_length,
+            k.shape[1], heads, tiles, request.scale
         ),
         config,
         GROUP=request.group,
-    )
+    )  # fmt: skip
     return o, lse, statistics

@@ -323,16 +323,11 @@ def compute_delta(
     launch_delta(
         (cdiv(q_length, block) * heads * batch,),
         (
-            View.of(do),
-            View.of(o),
-            View.of_rows(lse),
-            View.of_rows(lse if dlse is None else dlse),
-            View.of_rows(delta),
-            q_length,
-            heads,
+            View.of(do), View.of(o), View.of_rows(lse), View.of_rows(lse if dlse is None else dlse),
+            View.of_rows(delta), q_length, heads
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block},
-    )
+    )  # fmt: skip
     return delta
 
 

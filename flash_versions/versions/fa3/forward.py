@@ -251,22 +251,12 @@ def launch(
         launcher,
         (total,),
         (
-            describe(q, config.block_q),
-            describe(k, config.block_kv),
-            describe(v, config.block_kv),
-            View.of(o),
-            View.of_rows(lse),
-            Window(None, request.window_right),
-            request.scale * LOG2E.value,
-            *rule,
-            q_length,
-            k.shape[1],
-            heads,
-            tiles,
-            total,
-            heads_of_section(request),
+            describe(q, config.block_q), describe(k, config.block_kv), describe(v, config.block_kv),
+            View.of(o), View.of_rows(lse), Window(None, request.window_right),
+            request.scale * LOG2E.value, *rule, q_length, k.shape[1], heads, tiles, total,
+            heads_of_section(request)
         ),
         config,
         GROUP=request.group,
-    )
+    )  # fmt: skip
     return o, lse, None

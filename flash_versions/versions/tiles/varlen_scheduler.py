@@ -94,19 +94,14 @@ def lay_out(
     launch_lay_out(
         (programs,),
         (
-            plans,
-            results,
-            sequences,
-            request.q.shape[1],
-            request.max_kv_length,
-            request.batch,
+            plans, results, sequences, request.q.shape[1], request.max_kv_length, request.batch
         ),
         {
             "TILINGS": tuple(about[:3] for _, about in planned),
             "RESULTS": tuple((of_keys, *form_of(x)) for x, of_keys in filled),
             "CAUSAL": request.window_right is not None,
         },
-    )
+    )  # fmt: skip
     return found
 
 

@@ -252,21 +252,13 @@ def forward(
             scales(quantized.k_scale, cdiv(kv_length, BLOCK_KEYS)),
             describe(quantized.v.transpose(1, 2), padded_head_dim(head_dim_v), config.block_kv),
             scales(quantized.v_scale, cdiv(kv_length, BLOCK_KEYS)),
-            View.of_rows(quantized.v_reference[..., None]),
-            View.of(o),
-            View.of_rows(lse),
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
-            q_length,
-            kv_length,
-            heads,
-            tiles,
-            total,
-            heads_of_section(request),
+            View.of_rows(quantized.v_reference[..., None]), View.of(o), View.of_rows(lse),
+            Sequences.of(request), Window(request.window_left, request.window_right),
+            ScoreMods.of(request), q_length, kv_length, heads, tiles, total,
+            heads_of_section(request)
         ),
         config,
         GROUP=request.group,
         HEADS_PER_Q_SCALE=heads // quantized.q_scale.shape[1],
-    )
+    )  # fmt: skip
     return o, lse, None

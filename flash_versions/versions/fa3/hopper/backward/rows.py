@@ -328,27 +328,12 @@ def prepare(
     plans.prepare[dlse is not None].launch(
         (blocks * heads * batch,),
         (
-            do,
-            contiguous(o),
-            contiguous(lse),
-            dlse if dlse is None else contiguous(dlse),
-            values,
-            dq_sum,
-            turns,
-            arrivals,
-            tiles and tiles.plan,
-            sequences,
-            of_batch // VECTOR.value,
-            of_head // VECTOR.value,
-            of_row // VECTOR.value,
-            0 if arrivals is None else arrivals.numel(),
-            q_length,
-            length,
-            padded,
-            heads,
-            blocks,
+            do, contiguous(o), contiguous(lse), dlse if dlse is None else contiguous(dlse), values,
+            dq_sum, turns, arrivals, tiles and tiles.plan, sequences, of_batch // VECTOR.value,
+            of_head // VECTOR.value, of_row // VECTOR.value,
+            0 if arrivals is None else arrivals.numel(), q_length, length, padded, heads, blocks
         ),
-    )
+    )  # fmt: skip
     return Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )
