@@ -24,7 +24,6 @@ from flash_versions.flash_attn.packing import places_of
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, *NAMES)
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["max_pages", "num_pages", "page_size", "new", "kv_heads", "rows"]
 
 

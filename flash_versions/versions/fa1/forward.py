@@ -33,7 +33,6 @@ from flash_versions.versions.tiles.rows import (
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles"]
 MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),

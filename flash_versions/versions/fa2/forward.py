@@ -62,7 +62,6 @@ from flash_versions.versions.tiles.score_mods import (
 from flash_versions.versions.tiles.sequences import new_outputs, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 EXACT_ROWS = 128  # that a tile is chosen for with batch_invariant
 MEASURED = {  # by head_dim, the fastest on an H200

@@ -53,7 +53,6 @@ from flash_versions.versions.tiles.rows import (
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import describable, describe, undescribable
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
 FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
 L2_BYTES = 32 * 2**20  # of keys and values that stay in the L2 cache while their tiles are computed
