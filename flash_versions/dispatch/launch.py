@@ -25,7 +25,9 @@ class Launcher:
     """A kernel, with its compiled forms by the kinds of its arguments.
 
     Args:
-        kernel: of Triton or Gluon. Its parameters in do_not_specialize stay below 2^31.
+        kernel: of Triton or Gluon. Its parameters in do_not_specialize, its module's COUNTS, differ
+            from call to call, a growing cache's with every token, so no kernel is compiled for each
+            value. They stay below 2^31.
         options: further ones of Triton.
             launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
             gdc_wait. maxnreg: registers of a thread at the start of a program, so that more

@@ -158,7 +158,7 @@ def checked_precision(
 
 
 def _checked_descales(
-    q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, object], asked: Mapping[str, Any]
+    q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> str:
     """What shares a scale, the finest of the three: "tensor", "head" or "block". Blocks are those
     of tensors whose rows are sequences of one length.
@@ -172,8 +172,6 @@ def _checked_descales(
     of_queries = (batch, q.shape[2], -(-q.shape[1] // BLOCK_ROWS))
     finest = 0
     for name, x in descales.items():
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
         blocks = of_queries if name == "q_descale" else of_keys
         fits = tuple(x.shape) in ((), (1,), (batch, kv_heads)) or (in_rows and x.shape == blocks)
         if x.dtype != torch.float32 or not fits:

@@ -94,25 +94,12 @@ def flash_attn_func(
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     return attend(
-        q,
-        k,
-        v,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_attn_probs=return_attn_probs,
-        attention_chunk=attention_chunk,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        s_aux=s_aux,
-        batch_invariant=batch_invariant,
-        version=version,
-    )
+        q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        deterministic=deterministic, return_attn_probs=return_attn_probs,
+        attention_chunk=attention_chunk, q_descale=q_descale, k_descale=k_descale,
+        v_descale=v_descale, s_aux=s_aux, batch_invariant=batch_invariant, version=version
+    )  # fmt: skip
 
 
 def _with_options(function: Function) -> Function:
@@ -227,31 +214,14 @@ def flash_attn_varlen_func(
         used = UsedQueries.of(q, cu_seqlens_q, seqused_q)
         q, cu_seqlens_q = used.q, used.cu_seqlens
     result = chosen(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        kv_lengths=seqused_k,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_attn_probs=return_attn_probs,
-        block_table=block_table,
-        attention_chunk=attention_chunk,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        s_aux=s_aux,
-        batch_invariant=batch_invariant,
-        version=version,
-    )
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, kv_lengths=seqused_k, dropout_p=dropout_p,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+        block_table=block_table, attention_chunk=attention_chunk, q_descale=q_descale,
+        k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, batch_invariant=batch_invariant,
+        version=version
+    )  # fmt: skip
     if used is None:
         return result
     out, lse = used.in_place(*result[:2]) if return_attn_probs else used.in_place(result, None)

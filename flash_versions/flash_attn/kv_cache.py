@@ -24,7 +24,6 @@ from flash_versions.flash_attn.packing import places_of
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, *NAMES)
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["max_pages", "num_pages", "page_size", "new", "kv_heads", "rows"]
 
 
@@ -66,22 +65,10 @@ def turn_rows(view, rows, index, tile, position, rotary):
 
 @triton.jit(do_not_specialize=COUNTS)
 def append_kernel(
-    k_cache,
-    v_cache,
-    k,
-    v,
-    cache_seqlens,
-    sequences,
-    block_table,
-    rotary,
-    max_pages,
-    num_pages,
-    page_size,
-    new,
-    kv_heads,
-    rows,
-    BLOCK_ROWS: tl.constexpr,
-):
+    k_cache, v_cache, k, v, cache_seqlens, sequences, block_table, rotary, max_pages, num_pages,
+    page_size, new, kv_heads, rows,
+    BLOCK_ROWS: tl.constexpr
+):  # fmt: skip
     """One program for BLOCK_ROWS rows of the new k and v; a row is one head of one token.
 
     `sequences` has the row of the table for each batch row; None: its own. Rows, and what follows
@@ -154,21 +141,12 @@ def append_op(
         launch_append(
             (cdiv(rows, block_rows),),
             (
-                View.of(k_cache),
-                View.of(v_cache),
-                View.of(k),
-                View.of(v),
-                *where,
-                rotary,
-                1 if block_table is None else block_table.shape[1],
-                k_cache.shape[0],
-                k_cache.shape[1],
-                new,
-                kv_heads,
-                rows,
+                View.of(k_cache), View.of(v_cache), View.of(k), View.of(v), *where, rotary,
+                1 if block_table is None else block_table.shape[1], k_cache.shape[0],
+                k_cache.shape[1], new, kv_heads, rows
             ),
             {"BLOCK_ROWS": block_rows},
-        )
+        )  # fmt: skip
 
 
 @append_op.register_fake
@@ -193,29 +171,12 @@ def append_to_cache(
     """Write new keys and values into a cache, in place; the keys turned by their positions.
 
     Token i of sequence b goes to slot cache_seqlens[b] + i, and is turned by that angle. A token
-    past the end of the cache (or before slot 0, or in a page that does not exist) is dropped: the
-    values of cache_seqlens and block_table are not read on the host. No gradient.
+    past the end of the cache (or before slot 0, or in a page that does not exist) is dropped, and
+    so is one of no sequence: the values of cache_seqlens, block_table and cu_seqlens_k_new are not
+    read on the host. Of two sequences with one cache_batch_idx, either may be written. No gradient.
 
-    Args:
-        k_cache: (batch, N, kv_heads, head_dim), or pages (pages, page_size, kv_heads, head_dim);
-            float32, float16, bfloat16 or 8-bit floats. Any strides, but the last dimension's must
-            be 1.
-        v_cache: like k_cache, with any head_dim.
-        k: (batch, new, kv_heads, head_dim), in the cache's dtype.
-        v: like k, with v_cache's head_dim.
-        cache_seqlens: (batch,) integers, the tokens stored so far.
-        block_table: (batch, max_pages) integers: slot j of sequence b is row j % page_size of page
-            block_table[b, j // page_size].
-        cache_batch_idx: (batch,) integers: sequence b is row cache_batch_idx[b] of the cache,
-            which may have more rows. If two are the same, either may be written.
-        rotary_cos: (positions, rotary_dim / 2), at least as many positions as the cache has slots;
-            None: no rotary embedding. Dimensions from rotary_dim on are not turned.
-        rotary_sin: like rotary_cos.
-        rotary_interleaved: pairs are the dimensions 2i and 2i + 1 (GPT-J); else i and i +
-            rotary_dim / 2 (GPT-NeoX, Llama in Hugging Face's layout).
-        cu_seqlens_k_new: (batch + 1,) integers: k and v are packed, (total_new, kv_heads, dim), and
-            sequence b has the rows cu_seqlens_k_new[b] .. cu_seqlens_k_new[b+1] - 1 of them. Rows
-            of no sequence are dropped.
+    The arguments are those of `flash_attn_with_kvcache`, with tensors of one dtype: float32,
+    float16, bfloat16 or 8-bit floats.
 
     Raises:
         ValueError: an argument is malformed; the sentence names it.

@@ -60,8 +60,8 @@ def flash_attn_with_kvcache(
         v: like k, with v_cache's head_dim.
         rotary_cos: (positions, rotary_dim / 2), at least as many positions as the cache has slots:
             turn k by its slots, and q. With causal or a window, query i is at position
-            cache_seqlens[b] + i; without, all queries are at cache_seqlens[b]. None: no rotary
-            embedding.
+            cache_seqlens[b] + i; without, all queries are at cache_seqlens[b]. Dimensions from
+            rotary_dim on are not turned. None: no rotary embedding.
         rotary_sin: like rotary_cos.
         cache_seqlens: (batch,) integers, or one for all: the tokens in the cache before this call,
             counted from slot 0. None: the cache is full.
@@ -70,7 +70,8 @@ def flash_attn_with_kvcache(
         block_table: (batch, max_pages) integers: slot j of sequence b is row j % page_size of page
             block_table[b, j // page_size]; any page size. With cache_batch_idx, too, sequence b has
             row cache_batch_idx[b] of the table.
-        rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
+        rotary_interleaved: turn pairs of dimensions 2i and 2i + 1 (GPT-J); else i and i +
+            rotary_dim / 2 (GPT-NeoX, Llama in Hugging Face's layout).
         num_splits: ranges into which the keys are split; 0 lets the version choose.
         return_softmax_lse: also return the LSE.
         cu_seqlens_q: (batch + 1,) integers: q is packed, (total_q, heads, head_dim), as in
@@ -120,17 +121,10 @@ def flash_attn_with_kvcache(
     check_integers("cache_leftpad", cache_leftpad, (batch,), q.device)
     if k is not None and v is not None:
         append_to_cache(
-            k_cache,
-            v_cache,
-            k,
-            v,
-            cache_seqlens,
-            block_table=block_table,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved,
-            cu_seqlens_k_new=cu_seqlens_k_new,
-        )
+            k_cache, v_cache, k, v, cache_seqlens, block_table=block_table, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
+            cu_seqlens_k_new=cu_seqlens_k_new
+        )  # fmt: skip
     elif k is not None or v is not None:
         raise ValueError("k and v go together; one of them is None.")
     elif rotary_cos is not None or rotary_sin is not None:
@@ -146,26 +140,12 @@ def flash_attn_with_kvcache(
         positions = before + place * one_by_one
         q = rotate(rows, rotary_cos, rotary_sin, positions, rotary_interleaved).view_as(q)
     result = attend(
-        q,
-        k_cache,
-        v_cache,
-        return_attn_probs=return_softmax_lse,
-        window_size=window_size,
-        softcap=softcap,
-        softmax_scale=softmax_scale,
-        attention_chunk=attention_chunk,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        s_aux=s_aux,
-        batch_invariant=batch_invariant,
-        cu_seqlens_q=cu_seqlens_q,
+        q, k_cache, v_cache, return_attn_probs=return_softmax_lse, window_size=window_size,
+        softcap=softcap, softmax_scale=softmax_scale, attention_chunk=attention_chunk,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux,
+        batch_invariant=batch_invariant, cu_seqlens_q=cu_seqlens_q,
         kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
-        kv_starts=cache_leftpad,
-        block_table=block_table,
-        causal=causal,
-        alibi_slopes=alibi_slopes,
-        num_splits=num_splits or None,
-        version=version,
-    )
+        kv_starts=cache_leftpad, block_table=block_table, causal=causal, alibi_slopes=alibi_slopes,
+        num_splits=num_splits or None, version=version
+    )  # fmt: skip
     return result[:2] if return_softmax_lse else result

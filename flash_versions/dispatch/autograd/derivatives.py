@@ -16,14 +16,6 @@ def has_tangent(x: torch.Tensor | None) -> bool:
     return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
 
-def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
-    """There is no second derivative."""
-    raise RuntimeError(
-        "attention has no second derivative: its backward was itself asked for a gradient; use "
-        "version='reference' where create_graph=True is needed."
-    )
-
-
 class FirstDerivative(torch.autograd.Function):
     """Gradients that cannot be differentiated again. They come with the tensors that they depend
     on.
@@ -33,4 +25,9 @@ class FirstDerivative(torch.autograd.Function):
     def forward(ctx: Any, gradients, *tensors):  # noqa: D102
         return gradients
 
-    backward = staticmethod(refuse_double_backward)
+    @staticmethod
+    def backward(ctx: Any, *gradients):  # noqa: D102
+        raise RuntimeError(
+            "attention has no second derivative: its backward was itself asked for a gradient; use "
+            "version='reference' where create_graph=True is needed."
+        )

@@ -80,13 +80,14 @@ def make_request(
     seed = None
     if type(dropout_p) is not float or dropout_p != 0.0:
         dropout_p = _checked_probability("dropout_p", dropout_p)
-        seed = _draw_seed(q.device) if dropout_p else None
+        if dropout_p:  # from torch's generator, left on the device: no synchronisation
+            seed = torch.randint(2**62, (1,), dtype=torch.int64, device=q.device)
     if num_splits is not None:
         num_splits = _checked_count("num_splits", num_splits)
     if return_lse is not False:
         return_lse = _checked_flag("return_lse", return_lse)
     if deterministic is not None:
-        deterministic = _checked_choice("deterministic", deterministic)
+        deterministic = _checked_flag("deterministic", deterministic, "True, False or None")
     if batch_invariant is not False:
         batch_invariant = _checked_flag("batch_invariant", batch_invariant)
     if query_starts is not None or query_ends is not None:
@@ -150,15 +151,9 @@ def _contiguous(x: Any) -> Any:
     return x.resolve_neg().contiguous() if dense else x
 
 
-def _checked_flag(name: str, value: object) -> bool:
+def _checked_flag(name: str, value: object, possible: str = "True or False") -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r} must be True or False.")
-    return bool(value)
-
-
-def _checked_choice(name: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r} must be True, False or None.")
+        raise ValueError(f"{name}={value!r} must be {possible}.")
     return bool(value)
 
 
@@ -219,11 +214,6 @@ def checked_tensor(name: str, x: object) -> torch.Tensor:
 def other_device(name: str, x: torch.Tensor, device: torch.device) -> ValueError:
     """The error of a tensor that is not on q's device."""
     return ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
-
-
-def _draw_seed(device: torch.device) -> torch.Tensor:
-    """A dropout seed from torch's generator, left on the device: no synchronisation."""
-    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
 
 
 def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:

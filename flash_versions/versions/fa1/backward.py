@@ -39,7 +39,6 @@ from flash_versions.versions.tiles.rows import (
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["q_length", "kv_length", "kv_heads"]
 # By head dim, what spills little or nothing; 80 KiB of shared memory or less, which every GPU has.
 CONFIGS = {

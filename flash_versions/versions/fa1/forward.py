@@ -33,7 +33,6 @@ from flash_versions.versions.tiles.rows import (
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles"]
 MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
@@ -73,21 +72,6 @@ def fold_block(
     return o, new_max, new_sum
 
 
-@triton.jit
-def attend(
-    o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """Update the state of a query tile by KV blocks [begin, end): (o, row_max, row_sum), natural
-    units.
-    """
-    for j in range(begin, end):
-        o, row_max, row_sum = fold_block(
-            j, o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, BLOCK_KV
-        )
-    return o, row_max, row_sum
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q, k, v, o, lse_out, row_max_out, row_sum_out, sequences, window, q_length, kv_length, heads,
@@ -112,13 +96,14 @@ def forward_kernel(
     begin, _, _, end = blocks_of_queries(tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV)
 
     q_tile = load_rows(q, rows, row, MASKED=True)
+    given = q_tile, first_key, last_key
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
-        BLOCK_KV
-    )  # fmt: skip
+    state = acc, row_max, row_sum
+    for j in range(begin, end):
+        state = fold_block(j, *state, *given, k, v, keys, window, scale, BLOCK_KV)
+    acc, row_max, row_sum = state
     lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
     store_rows(o, rows, row, acc)
     store_row_values(lse_out, rows, row, lse)
@@ -156,16 +141,10 @@ def forward(
         launch_forward,
         (tiles * heads * batch,),
         (
-            *map(View.of, (q, k, v, o)),
-            *map(View.of_rows, (lse, *statistics)),
-            *given,
-            q_length,
-            k.shape[1],
-            heads,
-            tiles,
-            request.scale,
+            *map(View.of, (q, k, v, o)), *map(View.of_rows, (lse, *statistics)), *given, q_length,
+            k.shape[1], heads, tiles, request.scale
         ),
         config,
         GROUP=request.group,
-    )
+    )  # fmt: skip
     return o, lse, statistics

@@ -262,41 +262,26 @@ def dq_kernel(
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     row_delta = load_row_values(delta, rows, queries.pos, 0.0)
     dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
+    given = q_tile, do_tile, row_lse, row_delta, queries
     if window.intervals is not None and IN_ORDER:
         for j in range(tl.cdiv(keys.length, BLOCK_KV)):
-            dq = fold_keys(
-                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-                BLOCK_KV, MASKED=True
-            )  # fmt: skip
+            dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=True)
     elif window.intervals is not None:
         line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
         for i in range(masked):
-            dq = fold_keys(
-                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
-                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=True
-            )  # fmt: skip
+            j = listed_block(window.intervals, line, i, masked)
+            dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=True)
         for i in range(masked, all_blocks):
-            dq = fold_keys(
-                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
-                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=False
-            )  # fmt: skip
+            j = listed_block(window.intervals, line, i, masked)
+            dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=False)
     else:
         if window.left is not None:
             for j in range(begin, full_begin):
-                dq = fold_keys(
-                    j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-                    BLOCK_KV, MASKED=True
-                )  # fmt: skip
+                dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=True)
         for j in range(full_begin, full_end):
-            dq = fold_keys(
-                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-                BLOCK_KV, MASKED=False
-            )  # fmt: skip
+            dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=False)
         for j in range(full_end, end):
-            dq = fold_keys(
-                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-                BLOCK_KV, MASKED=True
-            )  # fmt: skip
+            dq = fold_keys(j, dq, *given, k, v, keys, window, mods, BLOCK_KV, MASKED=True)
     store_rows(dq_out, rows, queries.pos, dq * scale)
 
 
@@ -338,16 +323,11 @@ def compute_delta(
     launch_delta(
         (cdiv(q_length, block) * heads * batch,),
         (
-            View.of(do),
-            View.of(o),
-            View.of_rows(lse),
-            View.of_rows(lse if dlse is None else dlse),
-            View.of_rows(delta),
-            q_length,
-            heads,
+            View.of(do), View.of(o), View.of_rows(lse), View.of_rows(lse if dlse is None else dlse),
+            View.of_rows(delta), q_length, heads
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block},
-    )
+    )  # fmt: skip
     return delta
 
 

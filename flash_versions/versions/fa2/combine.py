@@ -35,7 +35,6 @@ from flash_versions.versions.tiles.rows import (
     store_rows,
 )
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["num_splits", "batches", "heads", "q_length"]
 TILE = 8192  # numbers of the splits' accumulators that a program has in registers at once
 

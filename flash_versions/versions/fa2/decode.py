@@ -78,7 +78,6 @@ from flash_versions.versions.tiles.sequences import (
     rows_of_block,
 )
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
 MOST_ROWS = 32  # query rows of a key head that are one tile at most
 READ_AT_ONCE = 16  # splits, which the reduction reads in one tile

@@ -1,26 +1,14 @@
 """FlashAttention 2, forward: spend the time on the tensor cores, and fill the GPU.
 
-Without the code for options: flash_versions/lessons/fa2.py
+`flash_versions/lessons/fa2.py` explains it. This kernel has every option, and more:
 
-What FA1 wasted. It rescales o twice for each KV block, masks every block although the diagonal cuts
-only few, and multiplies each exponent by log2(e) because the hardware computes 2^x. The ordinary
-floating-point units do this work, and on an A100 they are 16 times slower than the tensor cores.
-With one query and a long cache, FA1 has one program for each head, and most of the GPU is idle.
-
-What changes.
-* Normalise once, at the end: the accumulator of the loop is not normalised, and only one
-  multiplication of it by alpha = 2^(m - m_new) remains in each block.
-* Compute in units of log2: the scale contains log2(e), so p = 2^(s * scale_log2 - m) is one
-  multiply-add and one exp2.
-* Two loops, and a third with a sliding window: blocks that every query of the tile sees completely
-  need no mask.
-* The first program of a causal head has the last queries, which see the most keys.
+* A sliding window takes a third loop, over blocks that it cuts on the left.
 * The query heads that share a key head become rows of one tile, so that K and V are read once for
   each key head.
-* Split-KV: a second axis of the grid divides the KV blocks. Each program writes its accumulator,
-  maximum and sum to a workspace, and `combine.py` combines them. With one split this is the
-  ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same kernel
-  with one loop, and `stream_k.py` one for sequences of different lengths.
+* Split-KV is a second axis of the grid, which divides the KV blocks. Each program writes its
+  accumulator, maximum and sum to a workspace, and `combine.py` combines them. With one split this
+  is the ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same
+  kernel with one loop, and `stream_k.py` one for sequences of different lengths.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
@@ -31,11 +19,10 @@ What changes.
                                     update acc, m, l by K_j, V_j, with the mask
                                 store O, LSE (one split) or acc, m, l (several)
 
-Sources. The deferred normalisation, the loops and the grid over query blocks: Dao 2023,
-"FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", Algorithm 1. Not
-in that paper: splitting the keys is Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), part of
-FlashAttention since version 2.2; log2 units, the order of causal tiles and packing the query heads
-of a key head are from the code of FlashAttention and its successors.
+Sources. Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work
+Partitioning", Algorithm 1. Not in that paper: splitting the keys is Flash-Decoding (Dao, Haziza,
+Massa, Sizov 2023), part of FlashAttention since version 2.2; log2 units, the order of causal tiles
+and packing the query heads of a key head are from the code of FlashAttention and its successors.
 """
 
 import torch
@@ -75,7 +62,6 @@ from flash_versions.versions.tiles.score_mods import (
 from flash_versions.versions.tiles.sequences import new_outputs, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 EXACT_ROWS = 128  # that a tile is chosen for with batch_invariant
 MEASURED = {  # by head_dim, the fastest on an H200

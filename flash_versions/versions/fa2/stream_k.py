@@ -55,7 +55,6 @@ from flash_versions.versions.tiles.rows import Rows, cdiv, launch_tiles
 from flash_versions.versions.tiles.score_mods import place_queries
 from flash_versions.versions.tiles.sequences import key_rows, new_outputs, query_rows
 
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
 SEQUENCES = 64  # whose blocks a program adds up at once, at least: no kernel for each small batch
 RESERVED = 3072  # bytes of shared memory that a program takes besides its tiles, at most

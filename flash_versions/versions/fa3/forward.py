@@ -1,22 +1,8 @@
 """FlashAttention 3, forward, portable: the hardware fetches boxes, and heavy tiles come first.
 
-What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
-and V. This takes registers and issue slots that the softmax needs as well. And the tiles of a
-causal mask differ in work. FA2 takes the tiles of one head after the other, so that heavy tiles of
-the last heads run at the end, when most of the GPU has no work left.
-
-What changes.
-* Tensor descriptors replace pointers. A descriptor says once where a (batch, head, row, dim) tensor
-  lies, and one thread requests a box of it. Hopper's TMA (tensor memory accelerator) computes the
-  addresses, copies the box to shared memory and writes 0 for elements outside of the tensor. So a
-  load needs no mask and no registers.
-* The loop over KV blocks is pipelined `num_stages` deep: copies of the next blocks run while the
-  tensor cores, which on Hopper read K and V from shared memory, work on this one.
-* Heavy tiles first, over several heads. Under a causal mask the last tiles of all heads of a
-  section come before the others, so that light tiles run at the end. A section is as many heads as
-  have their keys and values in the L2 cache.
-* A box holds rows of one head, and so does a tile: query heads are no longer packed. The query
-  heads of a group get their common keys from the L2 cache.
+`flash_versions/lessons/fa3.py` explains both. A box holds rows of one head, and so does a tile:
+query heads are no longer packed, and the query heads of a group get their common keys from the L2
+cache. A section is as many heads as have their keys and values there, and its heads take turns:
 
     program p:          tile = the p-th heaviest
                         load Q box
@@ -67,7 +53,6 @@ from flash_versions.versions.tiles.rows import (
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import describable, describe, undescribable
 
-# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
 FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
 L2_BYTES = 32 * 2**20  # of keys and values that stay in the L2 cache while their tiles are computed
@@ -238,7 +223,7 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_for_options`.
+    """Attention and its LSE of a request that is not `left_for_options`, as `fa2.forward` has them.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -246,10 +231,6 @@ def forward(
 
     Raises:
         ValueError: the request has options.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     if reason := left_for_options(request):
         raise ValueError(reason)
@@ -269,22 +250,12 @@ def launch(
         launcher,
         (total,),
         (
-            describe(q, config.block_q),
-            describe(k, config.block_kv),
-            describe(v, config.block_kv),
-            View.of(o),
-            View.of_rows(lse),
-            Window(None, request.window_right),
-            request.scale * LOG2E.value,
-            *rule,
-            q_length,
-            k.shape[1],
-            heads,
-            tiles,
-            total,
-            heads_of_section(request),
+            describe(q, config.block_q), describe(k, config.block_kv), describe(v, config.block_kv),
+            View.of(o), View.of_rows(lse), Window(None, request.window_right),
+            request.scale * LOG2E.value, *rule, q_length, k.shape[1], heads, tiles, total,
+            heads_of_section(request)
         ),
         config,
         GROUP=request.group,
-    )
+    )  # fmt: skip
     return o, lse, None

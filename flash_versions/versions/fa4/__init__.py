@@ -34,8 +34,8 @@ def plan_hopper(request: Request) -> Forward:
     """
     if config.prefers_order(request) or config.shares_tail(request):
         return fa3.plan_hopper(request)
-    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
-    return partial(forward_hopper.launch, plan, others=(None,))
+    plan = forward_hopper.make_plan(request, default_config(request))
+    return partial(forward_hopper.launch, plan)
 
 
 def plan_portable(request: Request) -> Forward:

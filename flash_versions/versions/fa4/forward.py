@@ -1,22 +1,10 @@
 """FlashAttention 4, forward, portable: rescale only where needed, exponentials on two units.
 
-What FA3 wasted. Once loads and products overlap, the softmax is what remains between two products.
-In every block FA3 multiplies the accumulator by 2^(old maximum - new maximum), which takes head_dim
-products for each row, and after the first few blocks that factor is mostly 1 or close to it. And
-every score costs an exponential. An SM computes 16 of them in a cycle, while its multiply-add
-units, 128 operations in a cycle, have time. From one generation of GPUs to the next, tensor cores
-become faster and these units do not: at head_dim 128 on Hopper, exponentials take half as long as
-16-bit products and as long as 8-bit ones; on Blackwell they take as long as 16-bit ones.
-
-What changes.
-* Conditional rescaling (`softmax.py`). Each row has a reference in place of its maximum. The
-  reference is raised, and the accumulator multiplied, only where a block exceeds it by a factor of
-  more than 2^8. The result is exact all the same.
-* Blocks from the last to the first. The nearest keys of a causal query tend to have the largest
-  scores, so the first reference is a good one. notebooks/04_fa4 counts, on the scores of the
-  shipped model, how often a block rescales in each direction.
-* A polynomial for a share of the exponentials (`exp2.py`), on the multiply-add units. It is used
-  for 16-bit P only, whose rounding covers the polynomial's error.
+`flash_versions/lessons/fa4.py` explains both, `softmax.py` why the result is exact all the same,
+and `exp2.py` the polynomial, which is used for 16-bit P only. Blocks come from the last to the
+first: the nearest keys of a causal query tend to have the largest scores, so the first reference is
+a good one. notebooks/04_fa4 counts, on the scores of the shipped model, how often a block rescales
+in each direction.
 
     fold block j, as FA3:                       now:
         S = Q K_j^T                                 S = Q K_j^T
@@ -198,7 +186,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_for_options`.
+    """Attention and its LSE of a request that is not `left_for_options`, as `fa2.forward` has them.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -212,10 +200,6 @@ def forward(
     Raises:
         ValueError: the request has options; threshold or eighths is out of range, or does not suit
             the dtype or the tile.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     if reason := left_for_options(request):
         raise ValueError(reason)

@@ -30,7 +30,6 @@ SMALLEST = tl.constexpr(2.0**-100)  # a block of nothing larger counts as zeros
 NEIGHBOURS = tl.constexpr(8)  # rows of a tile of V that a thread holds and that end side by side
 PRODUCT_DIMS = tl.constexpr(16)  # of a head_dim of 256, what one product of the rotation takes
 
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["q_length", "kv_length", "heads", "kv_heads", "q_tiles", "kv_tiles", "batch"]
 
 

@@ -206,18 +206,8 @@ def _launch(
         launch_quantize(
             (programs,),
             (
-                views,
-                written,
-                tuple(View.of_rows(x) for x in scales),
-                largest,
-                kv_lengths,
-                m,
-                n,
-                heads,
-                kv_heads,
-                q_tiles,
-                kv_tiles,
-                batch,
+                views, written, tuple(View.of_rows(x) for x in scales), largest, kv_lengths, m, n,
+                heads, kv_heads, q_tiles, kv_tiles, batch
             ),
             {
                 "GROUP": 1 if measure else heads // kv_heads,
@@ -230,7 +220,7 @@ def _launch(
                 "LIMIT": torch.finfo(how.dtype).max,
             },
             num_warps=max(_num_warps(view, how.hadamard) for view in views),
-        )
+        )  # fmt: skip
 
 
 def _num_warps(view: View, hadamard: bool) -> int:

@@ -96,14 +96,9 @@ def blocks_in_span(
 
 @triton.jit
 def blocks_of_queries(
-    tile,
-    q_length,
-    kv_length,
-    window,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    tile, q_length, kv_length, window,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """The KV blocks that a query tile sees, as `block_range` gives them; GROUP rows to a query."""
     low = tile * BLOCK_Q // GROUP
     high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)

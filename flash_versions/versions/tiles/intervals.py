@@ -228,22 +228,10 @@ def clipped(x):
 
 @triton.jit(do_not_specialize=COUNTS)
 def fold_kernel(
-    bounds,
-    spans,
-    starts,
-    starts_batch_stride,
-    starts_head_stride,
-    ends,
-    ends_batch_stride,
-    ends_head_stride,
-    window_left,
-    window_right,
-    q_length,
-    kv_length,
-    blocks,
-    heads,
-    BLOCK_KV: tl.constexpr,
-):
+    bounds, spans, starts, starts_batch_stride, starts_head_stride, ends, ends_batch_stride,
+    ends_head_stride, window_left, window_right, q_length, kv_length, blocks, heads,
+    BLOCK_KV: tl.constexpr
+):  # fmt: skip
     """The bounds and the span of one block of keys, a program for each."""
     block, line = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     head, batch = line % heads, line // heads
@@ -276,16 +264,9 @@ def fold_kernel(
 
 @triton.jit(do_not_specialize=["q_length", "blocks", "tiles"])
 def list_kernel(
-    lists,
-    spans,
-    q_length,
-    blocks,
-    tiles,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+    lists, spans, q_length, blocks, tiles,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr
+):  # fmt: skip
     """List the blocks of one tile, a program for each."""
     tile = tl.program_id(0) % tiles
     line = lists + tl.program_id(0).to(tl.int64) * (2 + blocks)

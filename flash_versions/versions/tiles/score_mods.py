@@ -111,15 +111,7 @@ class Queries(NamedTuple):
 
 @triton.jit
 def place_queries(
-    tile,
-    sequence,
-    kv_heads,
-    rows,
-    keys,
-    window,
-    mods,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
+    tile, sequence, kv_heads, rows, keys, window, mods, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr
 ):
     """The rows of a tile: row r is query r // GROUP in head r % GROUP of the group."""
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)

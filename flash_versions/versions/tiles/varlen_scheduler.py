@@ -94,19 +94,14 @@ def lay_out(
     launch_lay_out(
         (programs,),
         (
-            plans,
-            results,
-            sequences,
-            request.q.shape[1],
-            request.max_kv_length,
-            request.batch,
+            plans, results, sequences, request.q.shape[1], request.max_kv_length, request.batch
         ),
         {
             "TILINGS": tuple(about[:3] for _, about in planned),
             "RESULTS": tuple((of_keys, *form_of(x)) for x, of_keys in filled),
             "CAUSAL": request.window_right is not None,
         },
-    )
+    )  # fmt: skip
     return found
 
 
@@ -165,16 +160,9 @@ def rooms(cu_seqlens, length, batch, GROUP: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def plan_tiles(
-    plan,
-    sequences,
-    q_length,
-    kv_length,
-    batch,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    OF_KEYS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    plan, sequences, q_length, kv_length, batch,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, OF_KEYS: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
     """Plan PLANNED tiles of sequences, each program for itself.
 
     A room is a place in the plan. Sequence b owns the rooms from start[b] * GROUP // BLOCK + b on,
@@ -239,16 +227,9 @@ def plan_tiles(
 
 @triton.jit
 def fill_outside(
-    x,
-    sequences,
-    q_length,
-    kv_length,
-    batch,
-    OF_KEYS: tl.constexpr,
-    IS_LSE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    x, sequences, q_length, kv_length, batch,
+    OF_KEYS: tl.constexpr, IS_LSE: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
     """Fill rows of a result that are before the first or behind the last of packed sequences.
     Usually no such rows exist; the attention kernel writes all rows of sequences.
     """
@@ -270,16 +251,9 @@ def fill_outside(
 
 @triton.jit(do_not_specialize=["q_length", "kv_length", "batch"])
 def lay_out_kernel(
-    plans,
-    results,
-    sequences,
-    q_length,
-    kv_length,
-    batch,
-    TILINGS: tl.constexpr,
-    RESULTS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    plans, results, sequences, q_length, kv_length, batch,
+    TILINGS: tl.constexpr, RESULTS: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
     """What `lay_out` says: TILINGS has the first fields of each `Tiling`, RESULTS for each result
     whether it is of keys, and its `form_of`.
     """

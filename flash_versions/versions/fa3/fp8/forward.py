@@ -1,24 +1,17 @@
 """FlashAttention 3 in FP8, forward, portable: half the bytes, twice the rate of products.
 
-What 16 bits waste. A tensor core multiplies 8-bit numbers twice as fast as 16-bit ones, and tiles
-of 8-bit numbers take half the memory and traffic. But e4m3 has 3 bits of fraction and ends at 448.
+`flash_versions/lessons/fa3_fp8.py` explains it. This kernel has options, and takes scales of blocks
+or of heads:
 
-What changes against `forward.py`.
-* Q, K and V come as `quantize.Quantized`: 8-bit numbers, each block of rows with a scale. The
-  scales of Q and K become part of the factor of the scores: scale_log2 is then a number per row and
-  KV block. The running maximum is in scaled units, so blocks with different scales are comparable.
-* P = exp2(score - maximum) is rounded to 8 bits before P V. Its largest element is 1, and e4m3
-  loses bits below 2^-6. So P is multiplied by 2^OFFSET = 256, by adding OFFSET to the exponent.
-  `row_sum` has the same factor, which cancels in o and is subtracted in the LSE.
+* Q, K and V come as `quantize.Quantized`. With the scales of Q and K, the factor of the scores is a
+  number per row and KV block. The running maximum is in scaled units, so blocks with different
+  scales are comparable. `row_sum` is 2^OFFSET times as large, as P is, which is subtracted in the
+  LSE.
 * The accumulator is kept in units of the head's largest V scale. P of a block is multiplied by its
-  own V scale over that one, again in the exponent; `row_sum` does not have this factor:
+  own V scale over that one, in the exponent; `row_sum` does not have this factor:
 
       P_j = 2^(score_j - row_max + shift_j),     shift_j = OFFSET + log2(v_scale_j / v_reference)
       o = v_reference * sum_j P_j V_j / row_sum, row_sum = sum_j P_j * v_reference / v_scale_j
-
-* V is transposed, because tensor cores read 8-bit operands only with the summed dimension
-  contiguous. Its keys are permuted within groups of 16, so that the registers which hold P after
-  the first product are the ones that the second product reads: `in_order_of_values` moves no data.
 
 Cost. The rounding errors are in `budget.py`. A kernel that quantises reads the inputs once before.
 
@@ -56,7 +49,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences
+from flash_versions.versions.tiles.sequences import Sequences, new_outputs
 from flash_versions.versions.tiles.tma import describe
 from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
@@ -102,7 +95,7 @@ def softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
 
 @triton.jit
 def fold_block(
-    j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
+    j, acc, row_max, row_sum, q_tile, q_scale, queries, k, v, reference, keys, k_scale, v_scale,
     window, mods,
     BLOCK_KV: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
@@ -131,35 +124,6 @@ def fold_block(
     v_tile = v_tile.reshape(v_tile.shape[2], v_tile.shape[3])
     p = in_order_of_values(p.to(v_tile.dtype))
     acc = tl.dot(p, v_tile.T, acc * alpha[:, None])
-    return acc, row_max, row_sum
-
-
-@triton.jit
-def attend(
-    acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale, reference, keys,
-    window, mods, begin, full_begin, full_end, end,
-    BLOCK_KV: tl.constexpr
-):  # fmt: skip
-    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
-
-    Blocks outside [full_begin, full_end) are masked.
-    """
-    if window.left is not None:
-        for j in range(begin, full_begin):
-            acc, row_max, row_sum = fold_block(
-                j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-                reference, keys, window, mods, BLOCK_KV, MASKED=True
-            )  # fmt: skip
-    for j in range(full_begin, full_end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-            reference, keys, window, mods, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    for j in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, q_scale, queries, k, k_scale, v, v_scale,
-            reference, keys, window, mods, BLOCK_KV, MASKED=True
-        )  # fmt: skip
     return acc, row_max, row_sum
 
 
@@ -193,10 +157,20 @@ def forward_kernel(
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, queries.head, True)
     row_sum *= tl.exp2(OFFSET)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference,
-        keys, window, mods, begin, full_begin, full_end, end, BLOCK_KV
-    )  # fmt: skip
+    state = acc, row_max, row_sum
+    given = q_tile, scale_of_rows, queries, k, v, reference, keys
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            state = fold_block(
+                j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=True
+            )
+    for j in range(full_begin, full_end):
+        state = fold_block(
+            j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=False
+        )
+    for j in range(full_end, end):
+        state = fold_block(j, *state, *given, k_scale, v_scale, window, mods, BLOCK_KV, MASKED=True)
+    acc, row_max, row_sum = state
     out, lse = finalize(acc, row_max - OFFSET, row_sum)
     store_rows(o, rows, queries.pos, out * reference)
     store_row_values(lse_out, rows, queries.pos, lse)
@@ -252,17 +226,14 @@ def scales(x: torch.Tensor, blocks: int) -> View:
 def forward(
     request: Request, quantized: Quantized, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention of quantised tensors and its LSE, of a request that `limits` lets through.
+    """Attention of quantised tensors and its LSE, as `fa2.forward` has them, of a request that
+    `limits` lets through.
 
     Args:
         request: see `Request`. Of its own q, k and v only the shapes and the dtype are read; there
             must be at least one query and one key.
         quantized: what they were quantised to.
         config: tile sizes, at most `BLOCK_KEYS` keys; None chooses by shape and device.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in the request's out_dtype; lse natural log,
-        fp32 (batch, heads, M); no further statistics.
     """
     batch, q_length, heads, _ = request.q.shape
     kv_length, head_dim_v = request.k.shape[1], request.v.shape[3]
@@ -270,9 +241,7 @@ def forward(
     tiles = cdiv(q_length, config.block_q)
     total = tiles * heads * batch
     width = max(MIN_WIDTH, padded_head_dim(quantized.q.shape[3]))
-    device = request.q.device
-    o = torch.empty((batch, q_length, heads, head_dim_v), dtype=request.out_dtype, device=device)
-    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=device)
+    o, lse = new_outputs(request)
     launch_tiles(
         launch_forward,
         (total,),
@@ -283,21 +252,13 @@ def forward(
             scales(quantized.k_scale, cdiv(kv_length, BLOCK_KEYS)),
             describe(quantized.v.transpose(1, 2), padded_head_dim(head_dim_v), config.block_kv),
             scales(quantized.v_scale, cdiv(kv_length, BLOCK_KEYS)),
-            View.of_rows(quantized.v_reference[..., None]),
-            View.of(o),
-            View.of_rows(lse),
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
-            q_length,
-            kv_length,
-            heads,
-            tiles,
-            total,
-            heads_of_section(request),
+            View.of_rows(quantized.v_reference[..., None]), View.of(o), View.of_rows(lse),
+            Sequences.of(request), Window(request.window_left, request.window_right),
+            ScoreMods.of(request), q_length, kv_length, heads, tiles, total,
+            heads_of_section(request)
         ),
         config,
         GROUP=request.group,
         HEADS_PER_Q_SCALE=heads // quantized.q_scale.shape[1],
-    )
+    )  # fmt: skip
     return o, lse, None

@@ -1,15 +1,9 @@
 """FlashAttention 3 in FP8, forward, on Hopper: the same kernel on 8-bit tensors.
 
-What 16 bits waste. The tensor cores multiply 8-bit numbers twice as fast, and tiles of them take
-half the shared memory and half the traffic.
-
-What changes, all of it in `operands.py`, `scales.py` and `pairs.py`:
-* V is stored transposed, and P needs no shuffle to become its left operand.
-* P is multiplied by 2^8, because e4m3 has few bits for small numbers. The row sum has the same
-  factor, which is subtracted from the LSE.
-* The scales of Q and K become part of the factor of the scores; that of V multiplies o.
-* Scores of tensors that were quantised in the call have 16 bits, two in a register. Those of the
-  caller's 8-bit tensors have 32, as products of these may be larger than fp16's numbers.
+`flash_versions/lessons/fa3_fp8.py` explains scales, the factor 2^8 of P, which is subtracted from
+the LSE, and the transposed V. Here they are in `operands.py`, `scales.py` and `pairs.py`. Scores of
+tensors that were quantised in the call have 16 bits, two in a register. Those of the caller's 8-bit
+tensors have 32, as products of these may be larger than fp16's numbers.
 
 Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
 cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two consumers
@@ -48,7 +42,7 @@ def left_to_portable(request: Request) -> str | None:
 def forward(
     request: Request, quantized: Quantized, config: HopperConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU, of FP8 tensors.
+    """Attention of FP8 tensors and its LSE on a Hopper GPU, as `fa2.forward` has them.
 
     Args:
         request: what is asked for; of its q, k and v only shapes and dtype are read.
@@ -57,15 +51,11 @@ def forward(
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in `request.out_dtype`; lse natural log, fp32
-        (batch, heads, M); no further statistics.
     """
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)
     per_block, scales = scales_of(request, quantized)
-    plan = forward_hopper.make_plan(request, config, scales, per_block, P_OFFSET)
+    plan = forward_hopper.make_plan(request, config, per_block, P_OFFSET)
     return forward_hopper.launch(plan, request, boxes, scales)
 
 

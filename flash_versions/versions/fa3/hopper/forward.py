@@ -1,19 +1,8 @@
 """FlashAttention 3, forward, on Hopper: the asynchrony written out by hand.
 
-What the portable kernel wastes. All its warps do the same: they issue loads, issue a product, wait
-for it and compute a softmax. While they do one of these, the units that do the others idle. On
-Hopper, TMA copies tiles and the tensor cores multiply them (WGMMA) while the warps that issued the
-work go on.
+`flash_versions/lessons/fa3_hopper.py` explains warps with different jobs, the overlap of S with P V
+of the block before, and ping-pong. This kernel has options, and more:
 
-What changes.
-* Warp specialisation. One producer warp only issues TMA loads; two or three warpgroups of consumers
-  only compute, 64 query rows each. The consumers get the registers that the producer does not need.
-  Pipelines of tiles, with barriers that say `full` and `empty`, connect them.
-* Overlap inside a warpgroup. A consumer issues S of a block before P V of the previous block, and
-  computes the softmax as soon as S is there, while P V may still run. So the first block comes
-  before the loop, and P V is one block late.
-* Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the tensor
-  cores work on the products of the other.
 * P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V.
 * Persistent programs. One program per SM walks from tile to tile, and the producer loads for the
   next tile while the consumers compute and store this one. For that O has a buffer of its own, and

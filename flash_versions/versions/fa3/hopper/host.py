@@ -207,11 +207,7 @@ def score_scales(request: Request) -> tuple[float, float]:
 
 
 def constants(
-    request: Request,
-    config: HopperConfig,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    per_block: bool = False,
-    shift: float = 0.0,
+    request: Request, config: HopperConfig, per_block: bool = False, shift: float = 0.0
 ) -> dict[str, Any]:
     """The constants that the kernels of FA3 and FA4 share; arguments as those of `make_plan`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
@@ -222,7 +218,7 @@ def constants(
     aligned = first_end % (queries // config.consumers) == 0
     alike = config.block_kv % queries == 0 and first_end % config.block_kv == 0
     ragged, listed = request.is_ragged, request.has_intervals
-    quantized = request.precision is not None  # tiles of 8-bit numbers are padded to one panel
+    fp8 = request.precision is not None  # whose tiles are padded to one panel
     cut = left is not None or (right is not None and (ragged or not aligned))
     uneven = ragged or left is not None or (right is not None and not alike)
     if listed:  # intervals say all that a window and the keys' end say
@@ -238,10 +234,10 @@ def constants(
         "ALIBI": request.alibi_slopes is not None,
         "SINK": request.sink is not None,
         "LISTED": listed,
-        "PANELS": 1 if quantized else len(panel_widths(request.q.shape[3])),
-        "PANELS_V": 1 if quantized else len(panel_widths(request.v.shape[3])),
-        "FP8": scales is not None,
-        "FP16_SCORES": scales is not None and has_fp16_scores(request),
+        "PANELS": 1 if fp8 else len(panel_widths(request.q.shape[3])),
+        "PANELS_V": 1 if fp8 else len(panel_widths(request.v.shape[3])),
+        "FP8": fp8,
+        "FP16_SCORES": fp8 and has_fp16_scores(request),
         "PER_BLOCK": per_block,
         "SHIFT": shift,
         "CONSUMERS": config.consumers,
@@ -301,11 +297,7 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
 
 
 def make_plan(
-    request: Request,
-    config: HopperConfig,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    per_block: bool = False,
-    shift: float = 0.0,
+    request: Request, config: HopperConfig, per_block: bool = False, shift: float = 0.0
 ) -> Plan:
     """The plan of a request's class; what follows the configuration is for FP8."""
     alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
@@ -316,7 +308,7 @@ def make_plan(
         launch_forward,
         config,
         {
-            **constants(request, config, scales, per_block, shift),
+            **constants(request, config, per_block, shift),
             "OVERLAP": config.overlap,
             "LATE_WAIT": config.late_wait,
             "SPLIT": keys // config.block_kv if request.batch_invariant else 0,
@@ -329,7 +321,7 @@ def make_plan(
 def forward(
     request: Request, config: HopperConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU.
+    """Attention and its LSE on a Hopper GPU, as `fa2.forward` has them.
 
     Args:
         request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
@@ -338,10 +330,6 @@ def forward(
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
     """
     config = config or default_config(request)
     return launch(make_plan(request, config), request)

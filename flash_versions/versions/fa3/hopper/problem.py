@@ -13,7 +13,6 @@ from flash_versions.versions.tiles.tile_scheduler import blocks_of_piece, find_p
 from flash_versions.versions.tiles.triton_compat import aggregate, as_tensors, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "heads", "batch", "section",
     "window_left", "window_right", "scale_log2", "cap_scale",

@@ -435,15 +435,12 @@ launch_forward = Launcher(forward_kernel)
 def forward(
     request: Request, config: BlackwellConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on an sm_100 GPU.
+    """Attention and its LSE on an sm_100 GPU, as `fa2.forward` has them.
 
     Args:
         request: see `Request`; one that is not `host.left_to_portable`, on the current GPU, with
             rows that boxes can reach.
         config: the switches; None takes `default_config`.
-
-    Returns:
-        o (batch, M, heads, head_dim_v); lse (batch, heads, M), fp32, natural log; None.
     """
     config = config or default_config(request)
     o, lse = new_outputs(request, O_MULTIPLE)

@@ -1,20 +1,16 @@
 """FlashAttention 4, forward, on Hopper: roles with states, and less work for the consumers.
 
-What FA3 wasted. Its consumers do everything but the loads. They multiply the accumulator by 1 in
-most blocks, leave the multiply-add units idle while the special function unit computes
-exponentials, and at the end of a tile wait for their own stores.
+`flash_versions/lessons/fa4_hopper.py` explains conditional rescaling and the polynomial. In this
+kernel, which has options, FA3's consumers no longer wait for their own stores at the end of a tile.
 
-What changes.
 * Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
   `roles.py` has their states and transitions as a table, and the code enters them by name. An
   instrumented launch notes when (`roles.Trace`), and a test compares that with the table.
-* Conditional rescaling (`softmax.py`, `correction.py`): a warp multiplies its part of the
-  accumulator only if one of its rows was raised. The correction is a state of the consumers and not
-  a role, because Hopper's accumulator is in the consumers' registers, which no other warp can read.
+* Conditional rescaling (`softmax.py`, `correction.py`) is a state of the consumers and not a role,
+  because Hopper's accumulator is in the consumers' registers, which no other warp can read.
   (On Blackwell it is in tensor memory, and separate warps correct it.) It comes behind the issue of
   the next block's S, so that the tensor cores work meanwhile; rescaling in every block comes before
   it, as in FA3.
-* A polynomial for some of the exponentials (`exp2.py`).
 * One multiply-add for an exponent in FP8 with scales of heads or tensors (`starts.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 

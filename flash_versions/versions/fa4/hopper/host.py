@@ -18,14 +18,12 @@ launch_forward = Launcher(forward_kernel)
 def make_plan(
     request: Request,
     config: RolesConfig,
-    dtype: torch.dtype,
-    scales: tuple[torch.Tensor, ...] | None = None,
     per_block: bool = False,
     stamps: torch.Tensor | None = None,
 ) -> Plan:
-    """The plan of a request's class; dtype is that of the tensors that the kernel reads."""
-    shift = 0.0 if scales is None else P_OFFSET - config.threshold
-    shared = constants(request, config, scales, per_block, shift)
+    """The plan of a request's class; arguments as those of `forward` and `fa3.hopper.host`."""
+    shift = 0.0 if request.precision is None else P_OFFSET - config.threshold
+    shared = constants(request, config, per_block, shift)
     return Plan(
         launch_forward,
         config,
@@ -33,7 +31,7 @@ def make_plan(
             **shared,
             "THRESHOLD": config.threshold,
             "EIGHTHS": config.eighths,
-            "DEGREE": DEGREES[dtype],
+            "DEGREE": DEGREES[request.q.dtype],
             "STARTS": config.starts and shared["FP16_SCORES"] and not per_block,
             "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
             "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
@@ -54,7 +52,7 @@ def forward(
             (programs, roles, tiles, blocks, states).
     """
     config = config or default_config(request)
-    plan = make_plan(request, config, request.q.dtype, stamps=stamps)
+    plan = make_plan(request, config, stamps=stamps)
     return launch(plan, request, others=(stamps,))
 
 
@@ -74,5 +72,5 @@ def forward_quantized(
         raise ValueError(f"eighths={config.eighths} is not possible in FP8; 0 is.")
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
-    plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
+    plan = make_plan(request, config, per_block, stamps)
     return launch(plan, request, boxes, scales, (stamps,))

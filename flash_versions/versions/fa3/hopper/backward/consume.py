@@ -197,16 +197,9 @@ def give_back(buffers, kv_stage):
 
 @gluon.jit
 def consume(
-    problem,
-    buffers,
-    scheduler,
-    dk_out,
-    dv_out,
-    parts,
-    EARLY: gl.constexpr,
-    HELD: gl.constexpr,
-    CONSUMER: gl.constexpr,
-):
+    problem, buffers, scheduler, dk_out, dv_out, parts,
+    EARLY: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr
+):  # fmt: skip
     """A consumer: dK and dV of 64 keys of each tile."""
     tile, round = problem.turns.number(), 0
     stage, ds_stage, kv_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0), buffers.k.at(0, 0)

@@ -27,7 +27,6 @@ from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SCHEDULERS = {True: "tickets", False: "dynamic"}  # by is_deterministic: turns follow the tiles
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",

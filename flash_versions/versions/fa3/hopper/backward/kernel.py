@@ -140,9 +140,8 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
 from flash_versions.versions.fa3.hopper.backward.wider.halves import (
     accumulate_and_load,
     consume_halves,
-    make_halves_buffers,
 )
-from flash_versions.versions.fa3.hopper.backward.wider.pair import consume_pair, make_pair_buffers
+from flash_versions.versions.fa3.hopper.backward.wider.pair import consume_pair
 from flash_versions.versions.fa3.hopper.backward.wider.wide import (
     add_wide,
     consume_wide,
@@ -252,8 +251,8 @@ def backward_kernel(
         dv_out = make_boxes(dv_out, dv_second, PANELS_V)
         dq_sum = make_boxes(dq_sum, dq_second, PANELS if KIND == "narrow" else 1)
         inputs = Inputs(q, k, v, do, values)
+        buffers = make_buffers(inputs, KIND, STAGES, KV_STAGES)
     if KIND == "pair":
-        buffers = make_pair_buffers(inputs, STAGES)
         dq_out = make_tiles(dq_sum, 4), dq_sum  # between, and in memory
         fence_async_shared()
         gl.warp_specialize(
@@ -265,7 +264,6 @@ def backward_kernel(
             [256],
         )
     elif KIND == "halves":
-        buffers = make_halves_buffers(inputs, STAGES)
         dq_tiles = make_tiles(dq_sum, 2)
         fence_async_shared()
         gl.warp_specialize(
@@ -278,7 +276,6 @@ def backward_kernel(
             [224, 56],
         )
     elif KIND == "narrow":
-        buffers = make_buffers(inputs, STAGES, KV_STAGES)
         addends = make_addends(dq_sum, k.width())
         RECEIVERS: gl.constexpr = 5 if ORDERED else 4  # with two adders or one
         scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, RECEIVERS)
@@ -327,22 +324,14 @@ def backward(
     dlse: torch.Tensor | None,
     config: BackwardConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention on a Hopper GPU.
+    """Gradients of attention on a Hopper GPU; arguments and results as those of `fa2.backward`.
 
     Args:
-        request: as in the forward; one that is not `left_to_portable`, on the current GPU.
-        o: its result (batch, M, heads, head_dim_v).
-        lse: its LSE (batch, heads, M).
-        statistics: None.
-        do: gradient of o; of any strides but the last dimension's, which is 1.
-        dlse: gradient of the LSE (batch, heads, M), or None.
+        request: one that is not `left_to_portable`, on the current GPU.
         config: the schedule; None chooses by shape.
 
     Raises:
         ValueError: the configuration does not fit the request.
-
-    Returns:
-        dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
     gradients = Gradients(request, config or default_config(request))
     return gradients(request, o, lse, statistics, do, dlse)

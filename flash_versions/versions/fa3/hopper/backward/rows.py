@@ -77,33 +77,11 @@ def clear(counters, number):
     "heads", "blocks",
 ])  # fmt: skip
 def prepare_kernel(
-    do,
-    o,
-    lse,
-    dlse,
-    values,
-    dq_sum,
-    turns,
-    arrivals,
-    plan,
-    sequences,
-    do_batch,
-    do_head,
-    do_row,
-    arrivals_number,
-    q_length,
-    length,
-    padded_length,
-    heads,
-    blocks,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    PADDED: tl.constexpr,
-    PADDED_V: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    do, o, lse, dlse, values, dq_sum, turns, arrivals, plan, sequences, do_batch, do_head, do_row,
+    arrivals_number, q_length, length, padded_length, heads, blocks,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
     """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
     padded_length). 0 into dQ's sum, if there are turns into their counters of STEP rows each, and
     if groups are divided into those of arrivals. All tensors are contiguous but dO, whose strides
@@ -164,22 +142,10 @@ def in_order(x, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["q_length", "length", "heads", "blocks"])
 def finish_kernel(
-    dq_sum,
-    dq,
-    plan,
-    sequences,
-    scale,
-    q_length,
-    length,
-    heads,
-    blocks,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FIRST: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    dq_sum, dq, plan, sequences, scale, q_length, length, heads, blocks,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    FIRST: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
     """dQ, of DIM columns, = scale * its sum, of WIDTH, rounded; a second panel of 16 columns begins
     at FIRST, if not None.
     """
@@ -362,27 +328,12 @@ def prepare(
     plans.prepare[dlse is not None].launch(
         (blocks * heads * batch,),
         (
-            do,
-            contiguous(o),
-            contiguous(lse),
-            dlse if dlse is None else contiguous(dlse),
-            values,
-            dq_sum,
-            turns,
-            arrivals,
-            tiles and tiles.plan,
-            sequences,
-            of_batch // VECTOR.value,
-            of_head // VECTOR.value,
-            of_row // VECTOR.value,
-            0 if arrivals is None else arrivals.numel(),
-            q_length,
-            length,
-            padded,
-            heads,
-            blocks,
+            do, contiguous(o), contiguous(lse), dlse if dlse is None else contiguous(dlse), values,
+            dq_sum, turns, arrivals, tiles and tiles.plan, sequences, of_batch // VECTOR.value,
+            of_head // VECTOR.value, of_row // VECTOR.value,
+            0 if arrivals is None else arrivals.numel(), q_length, length, padded, heads, blocks
         ),
-    )
+    )  # fmt: skip
     return Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )

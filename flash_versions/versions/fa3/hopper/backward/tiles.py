@@ -83,20 +83,32 @@ class Buffers:
 
 
 @gluon.jit
-def make_buffers(inputs, STAGES: gl.constexpr, KV_STAGES: gl.constexpr):
-    """Allocate them; slots of Q and dO are given back at Q_EMPTY, and have no `empty` barriers."""
+def make_buffers(inputs, KIND: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr):
+    """Allocate them. Slots of Q and dO are given back together: of the narrow kind at Q_EMPTY, so
+    they have no `empty` barriers. Only a pair has a slot of dO for itself, and one of dS, which
+    both read.
+    """
     BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
     KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
-    k_pipeline = make_panel_pipeline(inputs.k, KV_STAGES, 2)
-    return Buffers(
-        k_pipeline,
-        make_panel_pipeline(inputs.v, KV_STAGES, 2),
-        make_panel_pipeline_beside(inputs.q, STAGES, k_pipeline),
-        make_panel_pipeline_beside(inputs.do, STAGES, k_pipeline),
-        make_slots(inputs.values, STAGES),
-        make_slots(inputs.values, STAGES),
-        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2, ANNOUNCED=True),
+    PAIR: gl.constexpr = KIND == "pair"
+    DO_STAGES: gl.constexpr = 1 if PAIR else STAGES
+    if KIND == "halves":  # Q is the first in shared memory, as it was measured
+        q = make_panel_pipeline(inputs.q, STAGES, 2)
+    k = make_panel_pipeline(inputs.k, KV_STAGES, 2)
+    v = make_panel_pipeline(inputs.v, KV_STAGES, 2)
+    if KIND == "narrow":
+        q = make_panel_pipeline_beside(inputs.q, STAGES, k)
+    elif PAIR:
+        q = make_panel_pipeline(inputs.q, STAGES, 2)
+    if PAIR:
+        do = make_panel_pipeline(inputs.do, DO_STAGES, 2)
+    else:
+        do = make_panel_pipeline_beside(inputs.do, DO_STAGES, q)
+    lse, delta = make_slots(inputs.values, STAGES), make_slots(inputs.values, DO_STAGES)
+    ds = make_handover(
+        inputs.q.first.dtype, KEYS, BLOCK_Q, 2, 1 if PAIR else 2, 2 if PAIR else 1, KIND == "narrow"
     )
+    return Buffers(k, v, q, do, lse, delta, ds)
 
 
 @aggregate

@@ -224,17 +224,10 @@ def forward(
         request.alibi_slopes, request.sink,
     )  # fmt: skip
     tensors = (
-        boxes(k),
-        boxes(v),
-        q,
-        o,
-        lse,
-        partials.acc.ptr,
-        partials.row_max.ptr,
-        partials.row_sum.ptr,
+        boxes(k), boxes(v), q, o, lse, partials.acc.ptr, partials.row_max.ptr, partials.row_sum.ptr,
         counters.take(q.device, kv_heads * (batch if split else shares)),
-        *[lse if x is None else x for x in optional],
-    )
+        *[lse if x is None else x for x in optional]
+    )  # fmt: skip
     launcher = launch_alone if config.programs == 1 else launch_by_two
     launcher((programs,), (*tensors, *numbers), constants)
     return o, lse, None

@@ -75,7 +75,6 @@ from flash_versions.versions.tiles.wgmma import (
     operand_layout,
 )
 
-# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "batch", "kv_heads", "shares", "table_stride", "apart",
     "window_left", "window_right", "scale_log2", "cap_scale", "slopes_batch_stride",

@@ -47,7 +47,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.hopper.backward.tiles import (
-    Buffers,
     add_dq,
     load_do,
     load_q,
@@ -56,11 +55,6 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     store_panels,
 )
 from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
-from flash_versions.versions.fa3.hopper.panels import (
-    make_panel_pipeline,
-    make_panel_pipeline_beside,
-)
-from flash_versions.versions.tiles.pipeline import make_handover, make_slots
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 
@@ -161,20 +155,3 @@ def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(counter, additions)
     tma.store_wait(0)
-
-
-@gluon.jit
-def make_halves_buffers(inputs, STAGES: gl.constexpr):
-    """Allocate what the partitions share: Q and dO are given back together."""
-    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
-    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
-    q_pipeline = make_panel_pipeline(inputs.q, STAGES, 2)
-    return Buffers(
-        make_panel_pipeline(inputs.k, 1, 2),
-        make_panel_pipeline(inputs.v, 1, 2),
-        q_pipeline,
-        make_panel_pipeline_beside(inputs.do, STAGES, q_pipeline),
-        make_slots(inputs.values, STAGES),
-        make_slots(inputs.values, STAGES),
-        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2),
-    )

@@ -42,7 +42,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.hopper.backward.tiles import (
-    Buffers,
     add_dq,
     load_do,
     load_q,
@@ -51,10 +50,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     store_panels,
 )
 from flash_versions.versions.fa3.hopper.backward.wider.fold import first_sums, fold_by_halves
-from flash_versions.versions.fa3.hopper.panels import (
-    make_panel_pipeline,
-)
-from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
+from flash_versions.versions.tiles.pipeline import Stage
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
@@ -192,19 +188,3 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
         box = CONSUMER * (problem.BLOCK_Q // WARPGROUP_ROWS)
         store_panels(dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
     tma.store_wait(0)
-
-
-@gluon.jit
-def make_pair_buffers(inputs, STAGES: gl.constexpr):
-    """Allocate what the consumers share: one slot of dO, and one of dS, which both read."""
-    BLOCK_Q: gl.constexpr = inputs.q.first.block_type.shape[-2]
-    KEYS: gl.constexpr = inputs.k.first.block_type.shape[-2]
-    return Buffers(
-        make_panel_pipeline(inputs.k, 1, 2),
-        make_panel_pipeline(inputs.v, 1, 2),
-        make_panel_pipeline(inputs.q, STAGES, 2),
-        make_panel_pipeline(inputs.do, 1, 2),
-        make_slots(inputs.values, STAGES),
-        make_slots(inputs.values, 1),
-        make_handover(inputs.q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
-    )

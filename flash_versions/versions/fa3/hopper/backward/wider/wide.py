@@ -186,15 +186,7 @@ def leave_part(dq, buffers, PART: gl.constexpr, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def fold_queries_wide(
-    state,
-    problem,
-    buffers,
-    query,
-    key,
-    masked,
-    CONSUMER: gl.constexpr,
-):
+def fold_queries_wide(state, problem, buffers, query, key, masked, CONSUMER: gl.constexpr):
     """Fold a block of queries into half of the dims of dK, dV and dQ.
 
     All that a step does, in the order in which it does it.
