@@ -1,5 +1,6 @@
 """Set-up for all tests: threads, NaN poisoning, a closing word on what ran."""
 
+import gc
 import os
 import re
 import signal
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    """What is there by now stays: millions of objects, which no later collection has to look at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
