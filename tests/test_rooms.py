@@ -70,8 +70,10 @@ def find_imports(file: Path, modules: dict[str, Path]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
             names = [f"{node.module}.{x.name}" for x in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names = [x.value for x in node.args if isinstance(x, ast.Constant)]
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            constants = [x.value for x in node.args if isinstance(x, ast.Constant)]
+            names = constants if called == "import_module" else []
         found |= {name if name in modules else name.rpartition(".")[0] for name in names}
     return found & set(modules)
 

@@ -187,39 +187,15 @@ def decode(document: Document) -> str:
     return pivot("TB/s (share of a copy)", groups, titles, cell, note, about)
 
 
-def head_dims(document: Document) -> str:
-    """Forwards of every head dim: TFLOP/s, and over all lengths the ratio to the better peer."""
+def head_dims(document: Document, suite: str, own: tuple[str, ...]) -> str:
+    """Rates by head dims and mask at one length, and over all lengths the ratio of the best of our
+    `own` to the better peer.
+    """
     found = {
         (row["version"], *row["dims"], row["causal"], row["length"]): row["tflops"]
-        for row in rows_of(document, "head dims")
-        if "tflops" in row and row["name"] in ("", "default")
+        for row in rows_of(document, suite)
+        if "tflops" in row and row.get("default", row["name"] in ("", "default"))
     }
-    own = ("fa3", "fa4")
-    return by_head_dim(document, "head dims", found, own, "the better of fa3 and fa4")
-
-
-def backward_of_head_dims(document: Document) -> str:
-    """Likewise of backwards."""
-    found = {}
-    for row in rows_of(document, "head dims, backward"):
-        kind = *row["dims"], row["causal"], row["length"]
-        if "tflops" in row and row["name"] == "":
-            found[row["version"], *kind] = row["tflops"]
-        if "tflops" in row and row.get("default"):
-            found["fa3", *kind] = row["tflops"]
-    return by_head_dim(document, "head dims, backward", found, ("fa3",), "fa3")
-
-
-def by_head_dim(document, suite, found, own, called) -> str:
-    """A table of rates by head dims and mask, at one length, and ratios over all.
-
-    Args:
-        document: of the results.
-        suite: what is shown.
-        found: {(name, head_dim, head_dim_v, causal, length): TFLOP/s}.
-        own: the names beside the peers', whose best counts in the ratio to the better peer.
-        called: what the best of them is called.
-    """
     lengths = sorted({key[-1] for key in found})
     body = []
     for kind in sorted({key[1:4] for key in found}):
@@ -234,6 +210,7 @@ def by_head_dim(document, suite, found, own, called) -> str:
                 ratios.append(max(ours) / max(theirs))
         body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
     header = [f"head_dim, S={SHOWN}", *BEST, *own, "ratio"]
+    called = f"the better of {' and '.join(own)}" if len(own) > 1 else own[0]
     note = f"TFLOP/s; ratio: {called} to the better peer, geometric mean over "
     note += f"{', '.join(map(str, lengths))} tokens."
     return markdown(header, body, note, source(document, suite, "flash-attn-4"))
@@ -405,8 +382,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "several gpus": several_gpus,
-    "head dims": head_dims,
-    "head dims backward": backward_of_head_dims,
+    "head dims": partial(head_dims, suite="head dims", own=("fa3", "fa4")),
+    "head dims backward": partial(head_dims, suite="head dims, backward", own=("fa3",)),
     "deterministic backward": in_turns,
     "host": on_the_host,
     "random lengths": random_lengths,

@@ -41,10 +41,10 @@ def test_a_run_without_matplotlib_goes_on_and_says_so_once(
     assert (code, err.count("pip install 'flash-versions[plot]'")) == (2, 1)
 
 
-def test_a_start_imports_no_simulator_no_tool_and_no_compiler_of_torch():
+def test_a_start_imports_no_simulator_no_lesson_no_tool_and_no_compiler_of_torch():
     code = "import sys, flash_versions, transformer.generate; print(*sys.modules, sep='\\n')"
     modules = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
-    late = "simulator.launch", "simulator.gluon", "bench", "plot", "puzzles", "verify"
+    late = "simulator.launch", "simulator.gluon", "lessons.", "bench", "plot", "puzzles", "verify"
     late = ("torch._dynamo", "torch._inductor", *(f"flash_versions.{name}" for name in late))
     assert "transformer.generate" in modules
     assert [name for name in modules if name.startswith(late)] == []

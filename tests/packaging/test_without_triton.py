@@ -1,7 +1,8 @@
 """A machine without triton, such as macOS: kernels are simulated there, too, and what compiles or
 inspects says in one sentence what is missing.
 
-The tests run Python of a virtual environment that has every package of this one but triton.
+The tests run Python of a virtual environment that has every package of this one but triton. What
+needs no process of its own runs in one, which also lacks what Windows lacks.
 """
 
 import os
@@ -19,8 +20,8 @@ from tests.helpers import ROOT
 SENTENCE = "this needs Triton's compiler, and triton is not installed"
 # Reference values come from torch in fp64, and the kernels from both packages.
 API = """
-import importlib, pkgutil, sys
-import pytest, torch
+import importlib, pkgutil, runpy, sys
+import torch
 import flash_versions
 from flash_versions import attention, compare
 from flash_versions.dispatch.device import Properties, devices
@@ -47,7 +48,7 @@ with devices.assume(Properties((9, 0), num_sms=2)):  # kernels for Hopper
         o = attention(q, k, v, causal=True, version=version)
         assert all(x.ok for x in compare(o, q, k, v, causal=True).values())
 
-refusing = []
+refusing = {}
 for package in ("flash_versions", "transformer"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         try:
@@ -55,8 +56,18 @@ for package in ("flash_versions", "transformer"):
                 importlib.import_module(module.name)
         except ImportError as error:
             assert "this needs Triton's compiler" in str(error), module.name
-            refusing.append(module.name)
-assert refusing == [f"flash_versions.{x}" for x in ("inspect", "mine.rank", "verify")], refusing
+            refusing[module.name] = error.name
+inspect, rank, verify = (f"flash_versions.{x}" for x in ("inspect", "mine.rank", "verify"))
+# Of a package that refuses by its own name `python -m` says the sentence alone.
+assert refusing == {inspect: inspect, rank: inspect, verify: verify}, refusing
+
+runpy.run_path("own.py", run_name="__main__")
+for line in open("commands.txt"):
+    sys.argv = line.split()
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, line
 assert not has_triton_package() and "triton" not in sys.modules  # for others it is missing
 """
 WINDOWS = """
@@ -64,16 +75,16 @@ import os, signal, sys
 sys.modules |= dict.fromkeys("fcntl grp pty pwd readline resource syslog termios tty".split())
 del os.O_DIRECTORY, signal.SIGALRM, signal.setitimer
 """
-CHECK = """
-import sys
-from flash_versions.puzzles.__main__ import main
-assert not any(main(["check", name, "--folder", "."]) for name in sys.argv[1:])
+COMMANDS = """
+transformer.train --data data.jsonl --out run --steps 1
+transformer.generate --model run --input asked.jsonl --output said.jsonl
+transformer.generate --attention fa1 -p 357+486
 """
 LEARNER = """
+import flash_versions
 import torch
 import triton
 import triton.language as tl
-import flash_versions
 
 SCALE = tl.constexpr(2.0)
 
@@ -124,42 +135,29 @@ def test_there_is_no_triton(run):
     assert "No module named 'triton'" in run("-c", "import triton").stderr
 
 
-def test_a_model_answers(run):
-    done = run("-m", "transformer.generate", "--attention", "fa1", "-p", "What is 357+486?")
-    assert_fine(done)
-    assert "<answer>843</answer>" in done.stdout and "fa1 on cpu" in done.stderr
-
-
-def test_what_windows_lacks_is_not_needed(run, tmp_path):
-    """Every module is imported, a model answers and learns, and files are written."""
-    (tmp_path / "sitecustomize.py").write_text(WINDOWS)
-    (tmp_path / "data.jsonl").write_text('{"text": "one and one is two"}\n')
-    (tmp_path / "asked.jsonl").write_text('{"prompt": "What is 1+1?"}\n')
+def test_nothing_is_needed_that_is_missing(run, tmp_path):
+    """Every version computes, every module is imported, a learner's kernel runs, puzzles are
+    checked, a model answers and learns, and files are written.
+    """
+    names = ["row_sum", "fa1", "ring", "fa3"]
+    check = "".join(f"flash_versions.puzzles check {name} --folder .\n" for name in names)
+    files = {
+        "sitecustomize.py": WINDOWS,
+        "own.py": LEARNER,
+        "commands.txt": f"{COMMANDS[1:]}{check}",
+    }
+    files |= {"data.jsonl": '{"text": "one and one is two"}\n'}
+    files |= {"asked.jsonl": '{"prompt": "What is 1+1?"}\n'}
+    files |= {f"{name}.py": PUZZLES[name].solution for name in names}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     assert "import of fcntl halted" in run("-c", "import fcntl", PYTHONPATH=path).stderr
-    assert_fine(run("-c", API, PYTHONPATH=path))
-    command = ["transformer.train", "--data", "data.jsonl", "--out", "run", "--steps", "1"]
-    assert_fine(run("-m", *command, PYTHONPATH=path))
-    command = ["transformer.generate", "--model", "run", "--input", "asked.jsonl"]
-    done = run("-m", *command, "--output", "said.jsonl", PYTHONPATH=path)
+    done = run("-c", API, PYTHONPATH=path)
     assert_fine(done)
     assert "memory      unknown" in done.stderr
     assert "What is 1+1?" in (tmp_path / "said.jsonl").read_text()
-
-
-def test_a_kernel_of_a_learner(run, tmp_path):
-    """`import flash_versions` before `import triton`, as in a notebook's first cell."""
-    file = tmp_path / "own.py"
-    file.write_text(f"import flash_versions\n{LEARNER}")
-    assert_fine(run(str(file)))
-
-
-def test_puzzles(run, tmp_path):
-    names = ["row_sum", "fa1", "ring", "fa3"]
-    for name in names:
-        (tmp_path / f"{name}.py").write_text(PUZZLES[name].solution)
-    done = run("-c", CHECK, *names)
-    assert_fine(done)
+    assert "<answer>843</answer>" in done.stdout and "fa1 on cpu" in done.stderr
     assert re.findall(r"(\w+): right\.", done.stdout) == names
 
 
@@ -171,9 +169,8 @@ def test_a_version_of_yours(run, tmp_path):
     assert "cases are right" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["inspect fa2", "verify"])
-def test_a_command_that_compiles_says_so(run, command):
-    done = run("-m", *f"flash_versions.{command}".split())
+def test_a_command_that_compiles_says_so(run):
+    done = run("-m", "flash_versions.inspect", "fa2")
     assert done.returncode in (1, 2), done.stdout
     [line] = done.stderr.splitlines()
     assert SENTENCE in line and not done.stdout

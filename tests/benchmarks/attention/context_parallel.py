@@ -15,6 +15,7 @@ import os
 import statistics
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is measured
@@ -31,6 +32,7 @@ from flash_versions.versions.api import choose_version  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from flash_versions.versions.oracle.checks import check, refuse_over, refuse_unless_finite  # noqa: E402
 from tests.benchmarks.harness import keep, now, parser, passed  # noqa: E402
+from transformer.training.parallel import connected, own_device  # noqa: E402
 
 MODERATE = 2048  # rows, of which the oracle takes the full score matrix
 ALONE = "1 GPU"
@@ -73,42 +75,33 @@ def refuse_all_wrong(shape, device, dtype, version):
         refuse_over(assess_request(found, request, do))
 
 
-def ask_rank_0(x):
-    """An object of rank 0, on all ranks."""
-    box = [x]
-    dist.broadcast_object_list(box, 0)
-    return box[0]
-
-
-def wrong(results, q, k, v, causal, alone):
+def wrong(world, results, q, k, v, causal, alone):
     """What is wrong with results, or None; of the first key head, as the oracle is in fp64."""
     why, group = None, q.shape[2] // k.shape[2]
     o = results and (results[0] if alone else unshard(results[0]))
-    if dist.get_rank() == 0:
+    if world.main:
         try:
             refuse_unless_finite(results)
             heads = q[:, :, :group], k[:, :, :1], v[:, :, :1]
             check((o[:, :, :group],), q.shape[1], causal, *heads, None)
         except ArithmeticError as error:
             why = str(error)
-    return ask_rank_0(why)
+    return world.gather(why)[0]
 
 
-def elapsed(call, device):
+def elapsed(world, call):
     """(milliseconds of the slowest rank, results) of a call; None for a rank that only waits."""
-    now(device)
+    now(world.device)
     dist.barrier()
-    began = now(device)
+    began = now(world.device)
     results = None if call is None else call()
-    ms = 0.0 if call is None else (now(device) - began) * 1e3
-    slowest = torch.tensor(ms, device=device, dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.item(), results
+    ms = 0.0 if call is None else (now(world.device) - began) * 1e3
+    return world.total(ms, dist.ReduceOp.MAX), results
 
 
-def measure(shape, device, dtype, version, rounds, seconds):
+def measure(world, shape, dtype, version, rounds, seconds):
     """Rows of a shape: for each pass, each contestant."""
-    inputs = same_inputs(shape, device, dtype)
+    inputs = same_inputs(shape, world.device, dtype)
     mine = [shard(x) for x in inputs]
     q, k, v, _ = inputs
     chosen = choose_version(version, make_request(q, k, v, causal=shape.causal)).name
@@ -122,26 +115,26 @@ def measure(shape, device, dtype, version, rounds, seconds):
             name: partial(compute, run, *(inputs if name == ALONE else mine))
             for name, run in runs.items()
         }
-        if dist.get_rank() > 0:
+        if not world.main:
             calls[ALONE] = None
         flops = shape.flops() * (1 + BACKWARD_FLOPS if way == "both" else 1)
         times, reasons = {name: [] for name in calls}, {}
         for number in range(rounds + 1):  # the first one warms up
-            if ask_rank_0(number > 1 and passed() > seconds):
+            if world.gather(number > 1 and passed() > seconds)[0]:
                 break
             for name, call in calls.items():
                 if name in reasons:
                     continue
-                ms, results = elapsed(call, device)
+                ms, results = elapsed(world, call)
                 if number:
                     times[name].append(ms)
-                elif reason := wrong(results, q, k, v, shape.causal, name == ALONE):
+                elif reason := wrong(world, results, q, k, v, shape.causal, name == ALONE):
                     reasons[name] = reason
                 del results
         for name, spent in times.items():
             about = {key: x for key, x in asdict(shape).items() if key != "dtype"}
             row = {"suite": suite, **about, "version": name, "kernels": chosen}
-            row["gpus"] = 1 if name == ALONE else dist.get_world_size()
+            row["gpus"] = 1 if name == ALONE else world.size
             if name in reasons:
                 row["reason"] = reasons[name]
             else:
@@ -161,13 +154,6 @@ def main():
     add("--rounds", type=int, default=3, help="how often each is timed")
     args = made.parse_args()
     on_gpu = args.device == "cuda"
-    device = torch.device("cpu")
-    if on_gpu:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     heads, head_dim = ([(16, 16), (32, 8)], 128) if on_gpu else ([(2, 2), (4, 2)], 16)
     protocol = {
@@ -176,19 +162,17 @@ def main():
         "layout": "zigzag",
         "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
     }
-    document = new_document(device.type, gpus=dist.get_world_size(), protocol=protocol)
-    for causal in (True, False):
-        for h, kv_heads in heads:
+    with connected(own_device(args.device)) as world:
+        document = new_document(args.device, gpus=world.size, protocol=protocol)
+        for causal, (h, kv_heads) in product((True, False), heads):
             length = min(args.length, MODERATE)
             shape = Shape(1, h, kv_heads, length, length, head_dim, causal)
-            refuse_all_wrong(shape, device, dtype, args.version)
-    for h, kv_heads in heads:
-        for causal in (True, False):
+            refuse_all_wrong(shape, world.device, dtype, args.version)
+        for (h, kv_heads), causal in product(heads, (True, False)):
             shape = Shape(1, h, kv_heads, args.length, args.length, head_dim, causal)
-            rows = measure(shape, device, dtype, args.version, args.rounds, args.seconds)
-            if dist.get_rank() == 0:
+            rows = measure(world, shape, dtype, args.version, args.rounds, args.seconds)
+            if world.main:
                 keep(document, args.out, rows)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

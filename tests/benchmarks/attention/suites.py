@@ -44,6 +44,7 @@ PROCESSES = min(14, os.cpu_count() or 1)
 CHECK_SECONDS = 200  # of a problem
 TOKENS, HIDDEN, HEADS = 32768, 2048, 16
 FEW = 2000  # tokens of packed sequences that are checked
+LONG = 4224  # keys of exact calls that are checked: more than one part of them
 MEANS = (256, 512, 1024, 2048, 4096)  # of the lengths of packed sequences
 PROMPT, ANSWERS = 2048, [256] * 16
 WAYS = ("forward", "backward")
@@ -469,7 +470,7 @@ def invariance(name, small):
     if kind in PRICED:
         for batch, length, lengths, page in PRICED[kind]:
             if small:
-                batch, length = min(batch, 2), 4224
+                batch, length = min(batch, 2), LONG
             cache = Cache(batch, length, lengths, page, head_dim)
             request = cache.request()
             pairs = sum(cache.drawn()) * cache.heads
@@ -477,7 +478,7 @@ def invariance(name, small):
             yield calls({"name": name, **cache._asdict()}, functions, one, WAYS[:1])
         return
     heads, dims, way = HIDDEN // head_dim, (head_dim,) * 2, WAYS[kind == "backward"]
-    for length in (4224,) if small else (2048, 4096, 8192, 16384):
+    for length in (LONG,) if small else (2048, 4096, 8192, 16384):
         batch, heads = (1, 2) if small else (16384 // length, heads)
         tensors = random_tensors(length, length, length, heads, dims, batch, heads)
         one = inputs(tensors, squares([length], True), causal=True, deterministic=True)

@@ -47,6 +47,7 @@ def few(monkeypatch):
         "HIDDEN": 1024,
         "TOKENS": 8,
         "FEW": 100,
+        "LONG": 96,
         "MEANS": (4,) * 5,
     }
     for name, value in given.items():
@@ -199,7 +200,9 @@ def test_the_decoder_in_torch_alone_says_what_ours_says():
     assert theirs.generate(prompts, 12).tolist() == [x.tokens for x in completions]
 
 
-def test_exact_grpo_is_measured(written):
+def test_exact_grpo_is_measured(written, monkeypatch):
     """Small on the CPU, steps of both kinds by turns."""
+    one = grpo_exact.layout_suite, [{"prompts": 1, "exact": True}]
+    monkeypatch.setitem(grpo_exact.SUITES, "layout", one)
     for row in written(grpo_exact, "--tiny", "--rounds", "1", "--suite", "layout"):
         assert set(row["ratios"]) == {"rollout", "learn", "step"}, row

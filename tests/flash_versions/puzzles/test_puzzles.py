@@ -1,5 +1,6 @@
 """The puzzles: solutions are right, mistakes get the right sentence, and a person's path."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flash_versions.puzzles import __main__ as command
-from flash_versions.puzzles.check import check
+from flash_versions.puzzles.check import Compared, cases_of, check
 from flash_versions.puzzles.puzzle import PUZZLES
 from tests.compile.compiled import compiled
 from tests.flash_versions.puzzles.changes import changed
@@ -26,6 +27,14 @@ def some(kernels):
         for name, found in kernels.items()
         for i in range(len(found))
     ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cases_are_made_once():
+    """They are the same in each call, and solutions run for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flash_versions.puzzles.check.cases_of", functools.cache(cases_of))
+        yield
 
 
 @pytest.fixture
@@ -47,8 +56,9 @@ def test_solutions_are_right(name, tmp_path, no_compiler):
 
 
 @pytest.mark.parametrize("name", PUZZLES)
-def test_stubs_are_files_to_fill_in(name, tmp_path):
+def test_stubs_are_files_to_fill_in(name, tmp_path, monkeypatch):
     puzzle = PUZZLES[name]
+    monkeypatch.setattr(Compared, "repaired", lambda *given, **named: [])  # is sought for seconds
     compile(puzzle.stub, name, "exec")
     assert "# Write here: " in puzzle.stub
     assert "HINTS" not in puzzle.stub

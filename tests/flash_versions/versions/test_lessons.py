@@ -1,7 +1,4 @@
-"""The lessons: right in every call that they take, reached by name, imported when asked."""
-
-import subprocess
-import sys
+"""The lessons: right in every call that they take, reached by name."""
 
 import pytest
 import torch
@@ -117,13 +114,6 @@ def test_a_lesson_is_reached_by_its_name_only():
     q = torch.randn(1, 4, 1, 80)
     with pytest.raises(ValueError, match="version 'lesson-fa1': q has head_dim 80; 64 and 128"):
         attention(q, q, q, version="lesson-fa1")
-
-
-def test_a_lesson_is_imported_when_it_is_asked():
-    """Not by the package, nor by what lists versions."""
-    code = "import sys, flash_versions; print([x for x in sys.modules if '.lessons.' in x])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("base, code", [(fa2.LOG2E, 0), (tl.constexpr(1.0), 1)])

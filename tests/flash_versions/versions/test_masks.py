@@ -12,6 +12,7 @@ from flash_versions.versions.tiles.intervals import Intervals
 from tests.flash_versions.versions.test_attention import check
 from tests.flash_versions.versions.test_packed import bounds, by_version
 from tests.helpers.kernels.budget import assert_within_budget
+from tests.helpers.rotation import rotated
 
 
 def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu"):
@@ -155,8 +156,7 @@ def test_intervals_that_end_and_start_beside_a_block(edge, device):
             check(version, q, k, v, **options)
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("num_splits", [2, 5])
+@pytest.mark.parametrize(("name", "num_splits"), rotated(MASKS, [2, 5]))
 def test_masks_with_split_keys(name, num_splits, device):
     """Each split has its part of the masked blocks and of the full ones."""
     q, k, v = inputs(400, heads=2, kv_heads=1, dtype=torch.float32, device=device)

@@ -83,7 +83,7 @@ def differing(model, seed):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_do_not_depend_on_what_is_beside_them(family, dtype):
     model = tiny(dtype=dtype, **FAMILIES[family])
-    assert sum(differing(model, seed) for seed in range(6)) == 0
+    assert sum(differing(model, seed) for seed in range(3)) == 0
 
 
 def test_ordinary_ones_do():
