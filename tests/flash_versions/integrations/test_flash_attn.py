@@ -169,11 +169,12 @@ ALONE = {
     "chunks, window, alibi, sink": (PACKED, PACKED_K, None, None, 4, WINDOW),
     "chunks of packed": (*MANY, None, None, 4, CAUSAL),
     "chunks of padded keys": (PACKED, None, None, None, 4, CAUSAL),
+    "chunks: each begins in all": (PACKED, None, None, None, 12, CAUSAL),
     "chunks of padded queries": (None, PACKED_K, None, None, 4, CAUSAL),
-    "no queries, too many": (PACKED, PACKED_K, [0, 99], None, 0, CAUSAL),
+    "no queries, too many": (PACKED, PACKED_K, [-2, 99], None, 0, CAUSAL),
     "queries, rows of no sequence": (NO_OWNER, None, [4, 9], None, 0, CAUSAL),
     "queries of padded": (None, None, [4, 0], None, 0, CAUSAL),
-    "no keys, too many": (PACKED, PACKED_K, None, [0, 99], 4, CAUSAL),
+    "no keys, too many": (PACKED, PACKED_K, None, [-2, 99], 4, CAUSAL),
     "keys of padded": (None, None, None, [11, 0], 4, CAUSAL),
 }
 
@@ -183,7 +184,7 @@ def rows_of(cu, used, batch, length):
     found = []
     for b in range(batch):
         first, end = (0, length) if cu is None else cu[b : b + 2].tolist()
-        end = end if used is None else min(end, first + used[b])
+        end = end if used is None else min(end, first + max(used[b], 0))
         found.append((b, slice(first, end)) if cu is None else (slice(first, end),))
     return found
 
