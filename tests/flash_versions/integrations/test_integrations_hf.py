@@ -12,11 +12,15 @@ import pytest
 import torch
 import transformers
 from transformers import AttentionInterface, StaticCache
-from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+from transformers.masking_utils import (
+    causal_mask_function,
+    create_causal_mask,
+    create_chunked_causal_mask,
+)
 
 from flash_versions import BASELINES, VERSIONS
 from flash_versions.integrations import hf
-from flash_versions.integrations.hf_mask import Ragged
+from flash_versions.integrations.hf_mask import Ragged, what_is_seen
 
 NAMES = hf.register()
 WINDOW = 5
@@ -315,6 +319,17 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
     o, _ = hf.attend(layer, q, q, q, None, version="fa2")
     full = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     assert (o.transpose(1, 2) - full).abs().max() < 1e-5
+    last = hf.attend(layer, q[:, :, 5:], q, q, Ragged(1, 6, True), version="fa2", is_causal=False)[
+        0
+    ]
+    assert (last.transpose(1, 2) - full[:, :, 5:]).abs().max() < 1e-5
+
+
+def test_a_mask_that_ends_before_the_slots():
+    """Of the slots of positions 3 to 6, it has two; the query is at the second of them."""
+    mask = torch.tensor([[0, 0, 0, 0, 1]])
+    seen = what_is_seen(1, 4, 1, 4, 3, causal_mask_function, mask)
+    assert (seen.kv_starts.tolist(), seen.kv_lengths.tolist()) == ([1], [2])
 
 
 def test_the_page_trains_on_packed_documents():
