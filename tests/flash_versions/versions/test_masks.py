@@ -167,18 +167,20 @@ def test_masks_with_split_keys(name, num_splits, device):
     assert_within_budget(o, lse, q, k, v, **options)
 
 
-def test_blocks_that_nobody_sees_are_not_listed(device):
-    """Two documents of four blocks each: a tile of queries has its own document's blocks only, the
-    diagonal one with a mask.
+@pytest.mark.parametrize("size", [64, 2])
+def test_blocks_that_nobody_sees_are_not_listed(size, device):
+    """Two documents of four tiles each: a tile of queries has its own document's blocks only, those
+    on the diagonal with a mask. Of small blocks, the kernel sees 64 at once.
     """
     q, k, v = inputs(512, dtype=torch.float32, device=device)
     request = make_request(q, k, v, **masks.documents([256, 256], device=device))
-    lists = Intervals.of(request, 64, 64).lists
-    assert lists.shape == (1, 8, 2 + 8)
+    lists, of_tile = Intervals.of(request, size, 64).lists, 64 // size
+    assert lists.shape == (1, 8, 2 + 8 * of_tile)
     for tile, line in enumerate(lists[0].tolist()):
         masked, others = line[:2]
-        assert line[2 : 2 + masked] == [tile]
-        assert line[len(line) - others :][::-1] == list(range(tile // 4 * 4, tile))
+        own = tile * of_tile
+        assert line[2 : 2 + masked] == list(range(own, own + of_tile))
+        assert line[len(line) - others :][::-1] == list(range(tile // 4 * 4 * of_tile, own))
 
 
 def counted(monkeypatch):
@@ -235,6 +237,8 @@ def test_a_plan_is_of_its_own_mask_only(device):
     assert right({**mask, "query_ends": ends_at(100, device)}, device)
     for name in mask:
         assert right({name: mask[name]}, device)
+    for window in ((None, None), (5, None), (5, 3)):
+        assert right({**mask, "window": window}, device)
     mask["query_ends"].fill_(30)
     assert right(mask, device)
     for n in (90, 50):
@@ -244,6 +248,10 @@ def test_a_plan_is_of_its_own_mask_only(device):
     assert right(mask, device)
     (kept,) = mask["query_ends"].flash_versions_plans.values()
     assert len(kept[1]) == 1, "plans of the mask before are dropped"
+    spread = masks.plan_mask({"query_ends": ends_at(64, device)[:, None].repeat(1, 2)[:, 0]})
+    for n in (64, 30):  # kernels get a copy of it
+        spread["query_ends"].fill_(n)
+        assert right(spread, device)
     with torch.inference_mode():
         served = masks.plan_mask({"query_ends": ends_at(128, device)})
         assert right(served, device)
