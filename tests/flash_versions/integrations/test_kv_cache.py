@@ -226,7 +226,8 @@ def test_packed_tokens(device):
 
 WHERE_QUERIES_ARE = {
     "causal": ({"causal": True}, {"causal": True}, True),
-    "window": ({"window_size": (9, 9)}, {"window": (9, 9)}, True),
+    "window on the left": ({"window_size": (9, -1)}, {"window": (9, None)}, True),
+    "window on the right": ({"window_size": (-1, 9)}, {"window": (None, 9)}, True),
     "full": ({}, {}, False),
 }
 

@@ -36,6 +36,19 @@ def differing(version, device, **changes):
     return {name for name, number in found["differ"].items() if number}
 
 
+def test_one_bit_is_a_difference(device, monkeypatch):
+    really, added = pairs.results, iter((0, 1))
+
+    def spoiled(*given):
+        found = really(*given)
+        found["lse"].view(torch.int32)[0, 0] += next(added)
+        return found
+
+    monkeypatch.setattr(totals, "SPLIT_KEYS", totals.SPLIT_KEYS)  # it is changed
+    monkeypatch.setattr(pairs, "results", spoiled)
+    assert "{'lse': 1}" in pairs.outcome(True, "fa2", 0)["why"]
+
+
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x != "documents"])
 @by_kernels
