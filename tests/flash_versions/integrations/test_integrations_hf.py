@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AttentionInterface, StaticCache
-from transformers.masking_utils import (
-    causal_mask_function,
-    create_causal_mask,
-    create_chunked_causal_mask,
-)
+from transformers import AttentionInterface, StaticCache, masking_utils
 
 from flash_versions import BASELINES, VERSIONS
 from flash_versions.integrations import hf
@@ -265,12 +260,13 @@ def called(**options):
     hf.attend(torch.nn.Module(), q, q, q, mask, **options)
 
 
-def masked(kind=create_causal_mask, chunk=None, **options):
+def masked(kind=masking_utils.create_causal_mask, chunk=None, **options):
     config = model_of("Llama", "fv_fa2", attention_chunk_size=chunk).config
     return kind(config, torch.zeros(1, LENGTH, 32), None, None, **options)
 
 
 OTHER_LENGTHS, CAUSAL = Ragged(4, 5, causal=True), Ragged(4, 4, causal=True)
+CHUNKED = masking_utils.create_chunked_causal_mask
 BLOCKS = torch.zeros(1, LENGTH, dtype=torch.long)
 REFUSED = {
     "attention_mask has shape \\(1, 1, 4, 4\\)": lambda: called(mask=torch.ones(1, 1, 4, 4)),
@@ -286,7 +282,7 @@ REFUSED = {
         or_mask_function=lambda b, h, q, k: k % 2 == 0
     ),
     "the model asks for an attention pattern": lambda: masked(block_sequence_ids=BLOCKS),
-    "the model attends in chunks of 4 and sees 13": lambda: masked(create_chunked_causal_mask, 4),
+    "the model attends in chunks of 4 and sees 13": lambda: masked(CHUNKED, 4),
 }
 
 
@@ -294,7 +290,7 @@ REFUSED = {
 def test_refused(sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         REFUSED[sentence]()
-    one_chunk = masked(create_chunked_causal_mask, LENGTH)
+    one_chunk = masked(CHUNKED, LENGTH)
     assert one_chunk == Ragged(LENGTH, LENGTH, causal=True), "one chunk is no pattern"
 
 
@@ -328,7 +324,7 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
 def test_a_mask_that_ends_before_the_slots():
     """Of the slots of positions 3 to 6, it has two; the query is at the second of them."""
     mask = torch.tensor([[0, 0, 0, 0, 1]])
-    seen = what_is_seen(1, 4, 1, 4, 3, causal_mask_function, mask)
+    seen = what_is_seen(1, 4, 1, 4, 3, masking_utils.causal_mask_function, mask)
     assert (seen.kv_starts.tolist(), seen.kv_lengths.tolist()) == ([1], [2])
 
 
