@@ -66,7 +66,8 @@ def load(folder, *changes):
 
 
 def faults_of(version, case, dtype=torch.float32, of_lse=False):
-    request = make_request(*case.inputs(dtype, "cpu"), **case.all_options("cpu"))
+    views = [torch.cat((-x, x))[len(x) :] for x in case.inputs(dtype, "cpu")]  # with an offset
+    request = make_request(*views, **case.all_options("cpu"))
     assert version.unsupported(request) is None
     return find_faults(version, request, of_lse, searches=False)
 
