@@ -180,7 +180,7 @@ def test_a_changed_file_counts_when_it_is_loaded_again(tmp_path):
 def test_what_is_not_declared_is_refused(tmp_path):
     version = load(tmp_path)
     needed = {
-        "window to both sides": "window", "softcap": "softcap", "dropout": "dropout_p",
+        "window to the right only": "window", "softcap": "softcap", "dropout": "dropout_p",
         "padding on the left": "kv_starts", "values wider than keys": "head_dim_v",
         "intervals of queries by head, grouped": "window", "lengths per row, causal": None,
     }  # fmt: skip
