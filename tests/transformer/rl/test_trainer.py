@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.models.tiny_grpo import TINY, make_trainer
+from transformer.generation.sampling import row_generators
 from transformer.rl.groups import groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings
 from transformer.rl.rollout import Rollout
@@ -251,13 +252,20 @@ def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
 # --- what a step depends on
 
 
-def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
+def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted, monkeypatch):
+    numbers = list[int]()  # of the completions' generators
+
+    def watched(seed, rows, *, first):
+        numbers.extend(range(first, first + rows))
+        return row_generators(seed, rows, first=first)
+
+    monkeypatch.setattr("transformer.rl.rollout.row_generators", watched)
     changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
     trainer = make_trainer(tempted, **changes)
     groups = trainer.roll_out()
     rows = TINY["prompts"] * TINY["group"]
     assert len(groups.rollouts) == rows < groups.drawn < DRAWS * rows
-    assert groups.drawn == trainer.source.drawn
+    assert groups.drawn == trainer.source.drawn and numbers == [*range(groups.drawn)]
     assert all(map(spread, groups_of(groups.rollouts, TINY["group"])))
     problems = [[r.problem for r in g] for g in groups_of(groups.rollouts, TINY["group"])]
     assert all(len({p.arguments for p in group}) == 1 for group in problems)
