@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,6 +70,16 @@ def assert_same(ours, theirs, tolerance=1e-6):
 
 def scored(rollouts, rewards) -> list[Rollout]:
     return [replace(r, reward=float(reward)) for r, reward in zip(rollouts, rewards, strict=True)]
+
+
+def test_ranks_with_unequal_shares_have_the_advantages_of_the_whole(tempted):
+    trainer, first = make_trainer(tempted, scale="batch"), TINY["group"]
+    rollouts = trainer.roll_out().rollouts
+    rollouts = scored(rollouts, [i * i for i in range(len(rollouts))])
+    whole = trainer.learner.advantages(rollouts)
+    others = [r.reward for r in rollouts[:first]]  # those of the first rank
+    trainer.learner.world = SimpleNamespace(rank=1, gather=lambda mine: [others, mine])
+    assert torch.equal(trainer.learner.advantages(rollouts[first:]), whole[first:])
 
 
 # --- the gradient
