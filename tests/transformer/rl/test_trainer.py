@@ -74,11 +74,10 @@ def scored(rollouts, rewards) -> list[Rollout]:
 
 def test_ranks_with_unequal_shares_have_the_advantages_of_the_whole(tempted):
     trainer, first = make_trainer(tempted, scale="batch"), TINY["group"]
-    rollouts = trainer.roll_out().rollouts
-    rollouts = scored(rollouts, [i * i for i in range(len(rollouts))])
+    rewards = [i * i for i in range(TINY["prompts"] * first)]
+    rollouts = scored(trainer.roll_out().rollouts, rewards)
     whole = trainer.learner.advantages(rollouts)
-    others = [r.reward for r in rollouts[:first]]  # those of the first rank
-    trainer.learner.world = SimpleNamespace(rank=1, gather=lambda mine: [others, mine])
+    trainer.learner.world = SimpleNamespace(rank=1, gather=lambda mine: [rewards[:first], mine])
     assert torch.equal(trainer.learner.advantages(rollouts[first:]), whole[first:])
 
 
