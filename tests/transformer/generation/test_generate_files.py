@@ -112,6 +112,7 @@ def other_weights(folder, questions):
         (None, ()), (other_lines, ()), (other_weights, ()), (None, ("--temp", 0.5)),
         (None, ("--seed", 5)), (None, ("--stop", "q")), (None, ("--top-k", 3)),
         (None, ("--top-p", 0.5)), (None, ("--min-p", 0.3)), (None, ("--repetition-penalty", 1.2)),
+        (None, ("-m", 5)), (None, ("--dtype", "bfloat16")), (None, ("--prefill-chunk", 4)),
     ],
     ids=lambda x: x.__name__ if callable(x) else " ".join(map(str, x or ())),
 )  # fmt: skip

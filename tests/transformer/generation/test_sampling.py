@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import asdict
+from hashlib import sha256
 
 import pytest
 import torch
@@ -105,6 +106,8 @@ def test_numbers_depend_on_the_seed_and_the_row_only():
     assert uniform_numbers(row_generators(3, 2, first=2), 100).equal(at_once[2:])
     others = [uniform_numbers(row_generators(seed, 8), 1) for seed in range(8)]
     assert len(torch.cat(others).unique()) == 64  # row 1 of seed 0 is not row 0 of seed 1
+    own = torch.Generator().manual_seed(int(sha256(b"3:2").hexdigest()[:16], 16) >> 1)
+    assert uniform_numbers([own], 100).equal(at_once[2:3])
 
 
 REFUSED = {

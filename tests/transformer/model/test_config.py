@@ -57,6 +57,7 @@ ROPES = {
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
     "yarn, ramp past all dimensions": {**YARN, "theta": 4.0},
     "dynamic": DYNAMIC,
+    "dynamic, half of a head": {**DYNAMIC, "partial_rotary_factor": 0.5},
     "longrope": {**LONGROPE, **PAIRS},
 }
 
@@ -84,7 +85,8 @@ def test_rotary_embedding_has_the_bits_of_transformers(parameters):
             frequencies, magnitude = functions[rope.type](theirs, seq_len=at_most)
             torch.testing.assert_close(resolved.frequencies(head_dim), frequencies, rtol=0, atol=0)
             assert resolved.magnitude() == magnitude
-        for x in (q[:, :length], q[:, :length].bfloat16()):
+        turned = q[:, :length, :, : rope.turned(head_dim)]
+        for x in (turned, turned.bfloat16()):
             cos, sin = llama.LlamaRotaryEmbedding(theirs)(x, torch.arange(length)[None])
             expected, _ = llama.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
             table = rotary_table(resolved, head_dim, length, q.device, x.dtype)

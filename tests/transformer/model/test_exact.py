@@ -115,6 +115,10 @@ def test_products_do_not_depend_on_rows(shape, threads):
             assert exact.linear(x.expand(rows, -1), weight).eq(expected).all()
     finally:
         torch.set_num_threads(before)
+    given = [t.bfloat16() for t in (x, weight, torch.randn(outputs), torch.randn(1, outputs))]
+    x, weight, bias, residual = (t.double() for t in given)
+    found, sums = exact.linear(*given).double(), x @ weight.T + bias + residual
+    torch.testing.assert_close(found, sums, rtol=2**-8, atol=1e-4)  # rounded once
 
 
 def test_a_machine_whose_products_depend_on_the_rows_is_refused(monkeypatch):

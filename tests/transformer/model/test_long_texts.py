@@ -55,13 +55,14 @@ def test_steps_equal_the_whole_text(model, length):
 
 def test_a_conversation_that_grows_too_long_is_read_again(model):
     """Keys that were turned for a short text are of no use in a long one."""
-    kept, prompt = Kept(), make_tokens(5)[0].tolist()
+    kept, prompt, options = Kept(), make_tokens(5)[0].tolist(), {"max_tokens": 3, "logprobs": True}
     reused = []
     for length in (BEGINS - 8, BEGINS - 3, CONTEXT - 8, CONTEXT - 4):
         prompt += make_tokens(length - len(prompt))[0].tolist()
-        [answer], _ = generate(model, Numbers(), [prompt], max_tokens=3, kept=kept)
-        [alone], _ = generate(model, Numbers(), [prompt], max_tokens=3)
+        [answer], _ = generate(model, Numbers(), [prompt], kept=kept, **options)
+        [alone], _ = generate(model, Numbers(), [prompt], **options)
         assert answer.tokens == alone.tokens
+        assert answer.logprobs == pytest.approx(alone.logprobs, rel=1e-6)
         reused.append(kept.tokens[: len(prompt)] == prompt and len(kept.tokens) >= len(prompt))
         prompt = [*prompt, *answer.tokens]
     assert all(reused)

@@ -142,10 +142,12 @@ def test_a_weighted_sum_of_rewards():
     again = parse_reward(" + ".join(map(str, task.terms)))
     assert again == task.terms
     problem = task.sample(Random(0))
-    assert problem.reward(f"It is {problem.task.answer(*problem.arguments)}") == 2
+    right = problem.task.answer(*problem.arguments)
+    assert problem.reward(f"It is {right}") == 2
     assert problem.reward("no") == -0.5
     assert problem.parts("no") == {"number": 0, f"{HERE}:short": 1}
     assert problem.marks("no").answer == 0
+    assert [problem.parts(right, cut_off)["number"] for cut_off in (False, True)] == [1, 0]
     both = Problems("a.jsonl", lines(10), reward=f"{HERE}:forgetful + exact").sample(Random(0))
     assert [both.reward(x) for x in ("no", both.task.answer(*both.arguments))] == [1, 2]
     only = Problems("a.jsonl", lines(), reward=f"0.3 * {HERE}:short").sample(Random(0))

@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.helpers.models.tiny_grpo import TINY, make_trainer
+from transformer.generation.sampling import row_generators
 from transformer.rl.groups import groups_of, pass_at_k, spread
 from transformer.rl.recipes import Settings
 from transformer.rl.rollout import Rollout
@@ -68,6 +70,15 @@ def assert_same(ours, theirs, tolerance=1e-6):
 
 def scored(rollouts, rewards) -> list[Rollout]:
     return [replace(r, reward=float(reward)) for r, reward in zip(rollouts, rewards, strict=True)]
+
+
+def test_ranks_with_unequal_shares_have_the_advantages_of_the_whole(tempted):
+    trainer, first = make_trainer(tempted, scale="batch"), TINY["group"]
+    rewards = [i * i for i in range(TINY["prompts"] * first)]
+    rollouts = scored(trainer.roll_out().rollouts, rewards)
+    whole = trainer.learner.advantages(rollouts)
+    trainer.learner.world = SimpleNamespace(rank=1, gather=lambda mine: [rewards[:first], mine])
+    assert torch.equal(trainer.learner.advantages(rollouts[first:]), whole[first:])
 
 
 # --- the gradient
@@ -251,13 +262,20 @@ def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
 # --- what a step depends on
 
 
-def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
+def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted, monkeypatch):
+    numbers = list[int]()  # of the completions' generators
+
+    def watched(seed, rows, *, first):
+        numbers.extend(range(first, first + rows))
+        return row_generators(seed, rows, first=first)
+
+    monkeypatch.setattr("transformer.rl.rollout.row_generators", watched)
     changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
     trainer = make_trainer(tempted, **changes)
     groups = trainer.roll_out()
     rows = TINY["prompts"] * TINY["group"]
     assert len(groups.rollouts) == rows < groups.drawn < DRAWS * rows
-    assert groups.drawn == trainer.source.drawn
+    assert groups.drawn == trainer.source.drawn and numbers == [*range(groups.drawn)]
     assert all(map(spread, groups_of(groups.rollouts, TINY["group"])))
     problems = [[r.problem for r in g] for g in groups_of(groups.rollouts, TINY["group"])]
     assert all(len({p.arguments for p in group}) == 1 for group in problems)
@@ -283,7 +301,8 @@ def test_a_restored_trainer_takes_the_same_steps(tempted, changes):
     assert all("lora" in name for name in state["model"]) == ("lora_rank" in changes)
     rest.restore(state)
     assert all(map(torch.equal, steps(rest, 2), expected))
-    torch.testing.assert_close(rest.state()["mean"], whole.state()["mean"], rtol=0, atol=0)
+    results = (x.result().state_dict() for x in (rest, whole))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
     other = steps(make_trainer(tempted, **changes, seed=1), 4)
     assert not any(map(torch.equal, other, expected))
 

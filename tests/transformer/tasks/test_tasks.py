@@ -279,6 +279,7 @@ def test_small_talk_is_judged_by_its_intent():
         ("multiply", (12, 7), (7, 12)),
         ("compare", ("larger", 12, 7), ("less?", 7, 12)),
         ("sort", ("ascending", (1, 2, 3)), ("descending", (2, 3, 1))),
+        ("countdown", ((1, 2, 3), 9), ((3, 1, 2), 9)),
     ],
 )
 def test_disguises_of_a_problem_are_on_one_side(name, one, other):

@@ -50,6 +50,8 @@ def merge(model, into):
 def test_at_the_beginning_nothing_changes(plain, adapted):
     assert torch.equal(adapted(TOKENS), plain(TOKENS))
     assert_close(dict(merged_weights(adapted)), dict(plain.state_dict()), rtol=0, atol=0)
+    add_adapters(plain, RANK, 0, torch.bfloat16)
+    assert all(p.requires_grad == (p.dtype == torch.float32) for p in plain.parameters())
 
 
 def test_merged_weights_do_the_same(plain, adapted):

@@ -107,7 +107,7 @@ def test_a_resumed_run_does_not_hold_its_state_file(tmp_path):
     run(tmp_path / "run", stop_before=4)
     resumed = Training(recipe(), tmp_path / "run", CPU)
     gc.collect()
-    assert resumed.step == 3
+    assert resumed.step == 3 and resumed.seconds > 0
     assert str(tmp_path / "run") not in Path("/proc/self/maps").read_text()
 
 

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from tests.helpers.models.family_checkpoints import make_checkpoint
 from tests.transformer.training.test_train import arguments, run
 from transformer import train
+from transformer.generation.progress import Progress
 from transformer.model import weights
 from transformer.model.weights import load_model
 from transformer.training import byte_tokenizer
@@ -56,7 +57,8 @@ def family(request, tmp_path_factory):
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("family")
     attention = "reference" if request.param == "gemma 2" else "sdpa"  # which has no softcap
-    return recipe(folder, attention=attention), make_checkpoint(request.param, folder)
+    settings = recipe(folder, attention=attention, held_out=Packing(documents(), None, WIDTH, 96))
+    return settings, make_checkpoint(request.param, folder)
 
 
 def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(family, tmp_path):
@@ -76,6 +78,9 @@ def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(fam
         expected += theirs(input_ids=tokens, labels=labels).loss * int(document.learned.sum())
     (expected / count).backward()
     assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    settings.measure(ours, Progress(quiet=True))  # the same documents are held out
+    measured = json.loads((tmp_path / "training.jsonl").read_text())
+    assert measured["loss"] == pytest.approx((expected / count).item(), abs=2e-5)
     gradients = dict(theirs.named_parameters())
     for name, parameter in ours.model.named_parameters():
         wanted = gradients[name].grad
