@@ -251,6 +251,7 @@ def save_trained(
     folder.mkdir(parents=True, exist_ok=True)
     for path in text_files(source):
         with writing(folder / path.name):
+            # A copy would name its source if the disk is full.
             (folder / path.name).write_bytes(path.read_bytes())
     save_model(model, folder, dtype, read_json(source / CONFIG))
 

@@ -175,7 +175,7 @@ def test_a_kernels_gate(shape, joined):
     plain = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(y.double(), plain, rtol=1e-6, atol=1e-6)
     ours, theirs = (torch.autograd.grad(z, both, g)[0] for z, g in ((y, dy), (plain, dy.double())))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     assert gated(*(x.contiguous() for x in both.detach().chunk(2, -1))).equal(y)
 
 

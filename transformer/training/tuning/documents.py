@@ -198,7 +198,8 @@ def _lost(message: Message, turn: str, prompt: str) -> bool:
 
 
 def _named(message: Message) -> str:
-    return f"the assistant's message {''.join(texts(message)[:1])!r:.60}"
+    said = texts(message) or [""]
+    return f"the assistant's message {said[0]!r:.60}"
 
 
 def _squeezed(text: str) -> str:
