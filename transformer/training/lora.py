@@ -70,8 +70,8 @@ def add_adapters(model: Transformer, rank: int, seed: int, dtype: torch.dtype) -
     """
     if rank > (width := model.config.hidden_size):
         raise ValueError(
-            f"--lora-rank {rank} is more than the width of the model, {width}: the adapters would be"
-            " larger than the weights; with 0, all weights are trained"
+            f"--lora-rank {rank} is more than the width of the model, {width}: the adapters would"
+            " be larger than the weights; with 0, all weights are trained"
         )
     model.requires_grad_(False).to(dtype)
     generator = torch.Generator().manual_seed(seed)
