@@ -74,16 +74,17 @@ def test_ten_thousand_launches_bit_for_bit(S):
     """In all: of each kernel, 800 at each length."""
     q, k, v = qkv(S, S, 8, 64, batch=4)
     request = make_request(q, k, v, causal=S % 2 == 0)
-    quantized = prepare(request._replace(precision="fp8:block:e4m3"))
+    in_fp8 = request._replace(precision="fp8:block:e4m3")
+    quantized = prepare(in_fp8)
     kinds = ("static", "dynamic", "grid")
     schedule = replace(SMALL, scheduler=kinds[S % 3], ping_pong=S % 4 < 2)
     three = HopperConfig(3, stages=3, scheduler=kinds[S % 3])
     of_fp8 = config.with_roles(three, threshold=1.0)
-    plain = replace(fa3_config.fp8_config(request), scheduler=kinds[S % 3])
+    plain = replace(fa3_config.fp8_config(in_fp8), scheduler=kinds[S % 3])
     for run in (
         lambda: forward_hopper.forward(request, schedule),
-        lambda: forward_hopper.forward_quantized(request, quantized, of_fp8),
-        lambda: forward_fp8_hopper.forward(request, quantized, plain),
+        lambda: forward_hopper.forward_quantized(in_fp8, quantized, of_fp8),
+        lambda: forward_fp8_hopper.forward(in_fp8, quantized, plain),
     ):
         assert differing(lambda run=run: run()[:2], 800) == 0
 

@@ -121,7 +121,7 @@ def product(
         return reference(x, weight, up, bias, residual, eps)
     if gradient:
         return Product.apply(x, weight, bias, residual)
-    return run(x, weight, up, bias, residual, eps)
+    return run(x, weight, up, bias, residual, None if eps is None else float(eps))
 
 
 def reference(
