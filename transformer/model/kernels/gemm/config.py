@@ -17,8 +17,8 @@ class GemmConfig:
 
     Attributes:
         rows: of a consumer's part of a tile; 64 or 128.
-        columns: of a tile; 32, 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half of a
-            consumer's registers, and none can be larger.
+        columns: of a tile; 32, 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half
+            of a consumer's registers, and none can be larger.
         stages: slots of the pipeline.
         group: rows of tiles that are walked down before the next column of tiles, so that what is
             computed at one time shares A and B in the L2 cache.
