@@ -177,8 +177,7 @@ class IncrementalDecoder:
         return self._tokenizer.decode(self._context + tokens)[len(before) :]
 
     def _give_out(self, count: int, text: str) -> str:
-        if count:
-            self._context, self._held = self._held[:count], self._held[count:]
+        self._context, self._held = self._held[:count], self._held[count:]
         return text
 
 

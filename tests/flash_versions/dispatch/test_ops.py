@@ -124,11 +124,12 @@ def test_autocast_casts_as_torch_does(dtype):
 
 
 def test_only_the_lse_has_a_gradient():
-    q, k, v = inputs()
-    _, lse = attention(q, k, v, version="fa2", return_lse=True)
-    lse.sum().backward()
-    assert q.grad.abs().max() > 0 and k.grad.abs().max() > 0
-    assert not v.grad.any()
+    """d(lse^2) of a row without a key is 0 * -inf behind the usual mask."""
+    given = inputs(M=5, N=3)
+    _, lse = attention(*given, causal=True, version="fa2", return_lse=True)
+    torch.where(lse.isfinite(), lse * lse, 0.0).sum().backward()
+    assert all(x.grad.isfinite().all() for x in given)
+    assert [x.grad.any().item() for x in given] == [True, True, False]
 
 
 def test_gradients_may_be_negative_views():
@@ -138,22 +139,6 @@ def test_gradients_may_be_negative_views():
     views = [torch._neg_view(-x) for x in given]
     expected = torch.autograd.grad(results, leaves, given, retain_graph=True)
     assert all(map(torch.equal, torch.autograd.grad(results, leaves, views), expected))
-
-
-def test_without_keys_the_sink_is_the_lse():
-    q, k, v = inputs(M=5, N=0)
-    sink = torch.randn(2, requires_grad=True)
-    o, lse = attention(q, k, v, sink=sink, return_lse=True)
-    lse.sum().backward()
-    assert torch.equal(sink.grad, torch.full((2,), 10.0)) and not o.any()
-
-
-def test_a_masked_gradient_of_the_lse_may_be_nan():
-    """d(lse^2) of a row without a key is 0 * -inf behind the usual mask."""
-    given = inputs(M=5, N=3)
-    _, lse = attention(*given, causal=True, version="fa2", return_lse=True)
-    torch.where(lse.isfinite(), lse * lse, 0.0).sum().backward()
-    assert all(x.grad.isfinite().all() for x in given)
 
 
 # What a call asks for, what torch says when the gradients are computed, and what must be.

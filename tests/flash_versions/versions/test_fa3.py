@@ -177,20 +177,21 @@ def test_sequences_too_far_apart_are_left_to_the_portable_kernel(monkeypatch):
         assert kernel.left_to_portable(request._replace(kv_lengths=None)) is None
 
 
-def test_few_tiles_and_many_keys_are_left_to_gathering(device, monkeypatch):
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        (Properties(num_sms=132), "the keys are to be split in 32, which FA2 does."),
+        (Properties(num_sms=1), None),
+        (Properties((8, 9), H200_SHARED_MEMORY), "compute capability 8.9 has no TMA"),
+        (Properties((9, 0), H200_SHARED_MEMORY), None),
+    ],
+    ids=str,
+)
+def test_gpus_that_leave_few_tiles_and_many_keys_to_gathering(gpu, reason, device):
     request = make_request(*inputs(device, N=4096, **OF_ONE))
-    monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
-    assert portable.left_to_gathering(request).startswith("the keys are to be split in 32")
-    monkeypatch.setattr(devices, "assumed", Properties(num_sms=1))
-    assert portable.left_to_gathering(request) is None
-
-
-@pytest.mark.parametrize(("capability", "left"), [((8, 9), True), ((9, 0), False)])
-def test_a_gpu_without_tma_is_left_to_gathering(capability, left, device, monkeypatch):
-    monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
-    reason = portable.left_to_gathering(make_request(*inputs(device)))
-    assert (reason is not None) == left
-    assert not left or reason.startswith("compute capability 8.9 has no TMA")
+    with devices.assume(gpu):
+        found = portable.left_to_gathering(request)
+    assert found == reason or found.startswith(reason)
 
 
 @pytest.mark.parametrize("version", ["fa3", "fa4"])

@@ -179,19 +179,11 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
 # ---- the kernel for Blackwell, by its name ----
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({}, "is no sm_100 GPU"),
-    ({"precision": "fp8"}, "it comes with version 'fa4'"),
-    ({"M": 1}, "fewer than 64 query rows"),
-], ids=str)  # fmt: skip
-def test_what_the_kernel_for_blackwell_refuses(change, sentence, device):
-    request = make_request(*inputs(device, M=change.get("M", 64)), num_splits=1)
-    request = request._replace(precision=change.get("precision"))
-    assert sentence in blackwell_limits(request)
-
-
-def test_it_is_reached_by_its_name_only(device):
+def test_it_is_reached_by_its_name_only_and_says_what_it_refuses(device):
     q, k, v = inputs(device, M=64)
     with pytest.raises(ValueError, match="version 'fa4-blackwell': .* is no sm_100 GPU"):
         flash_versions.attention(q, k, v, version=EXPLICIT.name)
     assert EXPLICIT.name not in flash_versions.VERSIONS
+    request = make_request(q, k, v)
+    assert "it comes with version 'fa4'" in blackwell_limits(request._replace(precision="fp8"))
+    assert "fewer than 64 query rows" in blackwell_limits(request._replace(q=q[:, :1]))

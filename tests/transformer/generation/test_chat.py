@@ -233,6 +233,8 @@ def test_what_can_be_shown_is_shown_at_once():
     assert stream(BYTES, BYTES.encode("aé🌍")) == ["a", "", "é", "", "", "", "🌍", ""]
     bad = BYTES.encode("é")[0]  # the first half of a character, again and again
     assert stream(BYTES, [bad] * 5) == ["", "", "", "\ufffd", "\ufffd", "\ufffd" * 3]
+    cut = SENTENCEPIECE.encode("🌍世")[:-1]
+    assert stream(SENTENCEPIECE, cut)[4:] == ["🌍", "", "", "\ufffd" * 2]  # one for each byte
 
 
 def test_load_reads_the_folder(tmp_path):

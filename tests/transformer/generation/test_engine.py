@@ -236,6 +236,13 @@ def test_the_first_step_begins_while_the_first_token_is_on_its_way(
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
         ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
+        ([[1]], {"engine": EngineOptions(page_size=8), "at_once": 0}, "at_once must be at least 1"),
+        ([[1]], {"engine": EngineOptions(page_size=8), "samples": 2}, "leave page_size out"),
+        (
+            [[1]],
+            {"engine": EngineOptions(prompt_lookup=2), "sampling": Sampling()},
+            "exact for greedy choices only",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):

@@ -2,14 +2,13 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
 from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.prompt_lookup import PromptLookupDecoding
-from transformer.generation.sampling import Sampling, row_generators
+from transformer.generation.sampling import Sampling
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 
@@ -78,9 +77,3 @@ def test_drafts_follow_the_latest_of_the_longest_matches():
     assert drafts_of([[2, 3, 9, 2, 3, 7, 5, 2, 3]], 3) == [[7, 5, 2]]  # the later one
     assert drafts_of([[5, 6, 5, 6]], 5) == [[5, 6, 5, 6, 5]]  # over and over
     assert drafts_of([[4, 1, 2, 3], [1, 2, 7, 1, 2]], 2)[1] == [7, 1]  # each row its own
-
-
-def test_drafts_that_would_not_be_exact_are_refused(model, tokenizer):
-    options = {"sampling": Sampling(), "generators": row_generators(0, 1)}
-    with pytest.raises(ValueError, match="exact for greedy choices only"):
-        answers(model, tokenizer, 2, [[1]], **options)

@@ -178,6 +178,7 @@ ROPE_4 = "rope_scaling"
         ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
         ({**MIXTRAL, "num_experts_per_tok": None}, "experts_per_token must be a positive integer"),
+        ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step 2 is not supported, only 1"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
         ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
         ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),

@@ -230,8 +230,6 @@ def test_the_careful_teacher_is_right(task, held_out):
 
 
 WRONG = {
-    "wrong number": "<think>7+5+0=12</think><answer>13</answer>",
-    "no thought": "<answer>12</answer>",
     "no answer": "<think>7+5+0=12</think>12",
     "text after": "<think></think><answer>12</answer>!",
     "two answers": "<think></think><answer>12</answer><answer>12</answer>",

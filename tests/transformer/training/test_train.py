@@ -109,6 +109,9 @@ def test_a_resumed_run_does_not_hold_its_state_file(tmp_path):
     gc.collect()
     assert resumed.step == 3 and resumed.seconds > 0
     assert str(tmp_path / "run") not in Path("/proc/self/maps").read_text()
+    resumed.seconds += 1000
+    train.train(resumed, 3, Progress(quiet=True))
+    assert resumed.seconds > 1000  # those before count
 
 
 @pytest.mark.slow
@@ -227,15 +230,18 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_reply_that_does_not_end_is_not_right(monkeypatch, temperature):
-    """The judge accepts everything, so the end of the turn alone decides."""
-    model = Transformer(TINY, SDPA)
-    monkeypatch.setattr(Problem, "marks", lambda self, completion: Marks(1.0, 1.0))
+    """The judge accepts everything, so the end of the turn alone decides. What a reply was begun
+    with is a part of it.
+    """
+    model, judged = Transformer(TINY, SDPA), []
+    monkeypatch.setattr(Problem, "marks", lambda _, said: judged.append(said) or Marks(1.0, 1.0))
     monkeypatch.setattr(evaluate, "MAX_TOKENS", 2)
     never = evaluate.evaluate(model, 1, temperature=temperature)
     assert all(score.right == 0 for score in never.values())
     monkeypatch.setattr(model, "forward", partial(_always, byte_tokenizer.IM_END))
     always = evaluate.evaluate(model, 3, temperature=temperature)
     assert all(score.right == pytest.approx(1) for score in always.values())
+    assert judged.count(evaluate.EMPTY_THOUGHT) == 3 and {*judged} == {"", evaluate.EMPTY_THOUGHT}
 
 
 def _always(token, tokens, *_, **__):
