@@ -123,7 +123,7 @@ def test_a_lesson_checks_itself(base, code, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(fa2, "LOG2E", base)
     with pytest.raises(SystemExit) as ended:
-        check.run("fa2")
+        check.run(fa2.__file__)
     out = capsys.readouterr().out
     assert ended.value.code == code == int("WRONG  full, several blocks: o: error" in out)
     assert "lesson-fa2: 2 calls, 0 results are wrong" in out or code
