@@ -22,7 +22,7 @@ def run(path: str) -> None:
     """Hold the results and gradients of the lesson in this file against the fp64 reference, each
     within its error budget, and time it beside the engine's version. Exits with 1 if one is wrong.
     """
-    name = Path(path).stem
+    name = Path(path).stem.removesuffix("_backward")
     version, device = version_name(name), "cuda" if torch.cuda.is_available() else "cpu"
     tried, wrong = 0, 0
     for case, dtype in calls(version, device):
