@@ -403,6 +403,10 @@ REFUSED = {
     "cache: rank": ({"k_cache": CACHE[0]}, r"k_cache has shape \(8, 2, 16\); it must be \(batch"),
     "k: other heads": ({"k": NEW[:, :, :1]}, r"k has shape .* it must be \(2, 3, 2, 16\)"),
     "k alone": ({"v": None}, "k and v go together"),
+    "fewer sequences": (
+        {x: GIVEN[x][:1] for x in ("q", "k", "v", "cache_seqlens")},
+        "k has 1 sequences and k_cache 2",
+    ),
     "no lengths": ({"cache_seqlens": None}, "cache_seqlens is None; appending k needs"),
     "too long": ({"cache_seqlens": 6}, "cache_seqlens=6 and 3 new tokens; the cache has 8 slots"),
     "packed keys without k": (
@@ -413,6 +417,7 @@ REFUSED = {
         {name: GIVEN[name].to(FP8) for name in NAMES} | ROTARY_TABLES,
         "rotary_cos was given and k has dtype torch.float8_e4m3fn, .* before they are quantised",
     ),
+    "rotary: too short": (dict.fromkeys(ROTARY_TABLES, TABLE[1:]), "7 positions; the cache has 8"),
     "rotary: too wide": (
         dict.fromkeys(ROTARY_TABLES, torch.ones(8, 9)),
         r"rotary_cos has shape \(8, 9\).*head_dim 16",

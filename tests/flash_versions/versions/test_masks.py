@@ -74,6 +74,8 @@ def test_flashmask_means_the_same(causal, columns):
     i, j = torch.arange(n)[:, None], torch.arange(n)
     expected = (i < x[0, 0, :, 0]) & (j <= i if causal else i >= x[0, 0, :, -1])
     assert torch.equal(seen(n, masks.from_flashmask(x, causal=causal)), expected)
+    of_heads = masks.from_flashmask(x.repeat(2, 3, 1, 1), causal=causal)
+    assert of_heads["query_ends"].shape == (2, 3, n)
     if columns == 4 or (causal and columns == 2):
         for column, row in ((1, n - 1), (2, 1))[: columns // 2]:  # one row is seen again
             wrong = x.clone()

@@ -1,5 +1,6 @@
 """The engine: against transformers' generate, and with a model that says what it is told."""
 
+import math
 import signal
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_row_takes_what_belongs_to_it(tokenizer):
         ([65, 66, 67], 3, "length"),
     ):
         row = Row(0, [1], 3, tokenizer, (END, END + 1), ())
-        row.take(tokens, [-1.0 * n for n in range(len(tokens))])
+        row.take(tokens, [-1.0 * n if n < kept else math.nan for n in range(len(tokens))])
         assert (row.tokens, row.finish_reason) == (tokens[:kept], reason)
         assert row.scores == [-1.0 * n for n in range(kept)]
 

@@ -113,6 +113,7 @@ def other_weights(folder, questions):
         (None, ("--seed", 5)), (None, ("--stop", "q")), (None, ("--top-k", 3)),
         (None, ("--top-p", 0.5)), (None, ("--min-p", 0.3)), (None, ("--repetition-penalty", 1.2)),
         (None, ("-m", 5)), (None, ("--dtype", "bfloat16")), (None, ("--prefill-chunk", 4)),
+        (None, ("--attention", "reference")),
     ],
     ids=lambda x: x.__name__ if callable(x) else " ".join(map(str, x or ())),
 )  # fmt: skip

@@ -33,6 +33,7 @@ import pytest
         (["--device", "abacus"], "--device abacus is unknown"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--chat", "-p", "x"], "--chat and --prompt exclude each other"),
+        (["--chat", "--json"], "--chat and --json exclude each other"),
         (["--input", "x", "-p", "x"], "--prompt and --input exclude each other"),
         (["--input", "./x", "--output", "x"], "--output x is --input"),
         (["--output", "x"], "--output needs --input"),

@@ -281,10 +281,10 @@ def test_the_best_checkpoint_is_kept(tempted, tmp_path, monkeypatch, drawn, aver
     ],
 )
 def test_a_collapse_stops_the_run(tempted, tmp_path, monkeypatch, drawn, rewards, extent, options):
-    """It is measured in the rewards of the task."""
+    """It is measured in the rewards of the task, by the largest range that there was."""
     trainer = make_trainer(tempted, steps=2, eval_every=1, **options)
-    scores = iter(rewards)
-    monkeypatch.setattr(trainer, "evaluate", lambda: (evaluated(next(scores), extent), []))
+    scores = zip(rewards, (0, extent, 0))
+    monkeypatch.setattr(trainer, "evaluate", lambda: (evaluated(*next(scores)), []))
     run = Run(tmp_path / "run", trainer.settings)
     if options or rewards[1] == -79:
         grpo.train(trainer, run)

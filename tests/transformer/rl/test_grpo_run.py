@@ -186,12 +186,13 @@ def test_the_best_is_remembered(tempted, tmp_path, monkeypatch):
     best = (tmp_path / "run" / "best" / "model.safetensors").read_bytes()
 
     second, run = trainer()
+    monkeypatch.setattr(run, "load", lambda load=run.load: load() | {"seconds": 1000.0})
     publish = grpo.publish
     with monkeypatch.context() as patch:
         patch.setattr(grpo, "publish", lambda *x: interrupt() if x[-1] == "final" else publish(*x))
         with pytest.raises(KeyboardInterrupt):
             grpo.train(second, run, save_every=1)
-    assert not run.finished
+    assert not run.finished and read_metrics(run.folder)[-1]["seconds"] > 1000  # those before count
 
     third, run = trainer()
     grpo.train(third, run, save_every=1)
