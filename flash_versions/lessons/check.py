@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +18,11 @@ from flash_versions.versions.oracle.suite import CASES, DTYPES, Case
 TIMED = {"cuda": (2, 8192, 16, 128), "cpu": (1, 256, 2, 128)}  # batch, length, heads, head_dim
 
 
-def run(name: str) -> None:
-    """Hold a lesson's results and gradients against the fp64 reference, each within its error
-    budget, and time it beside the engine's version. Exits with 1 if one is wrong.
+def run(path: str) -> None:
+    """Hold the results and gradients of the lesson in this file against the fp64 reference, each
+    within its error budget, and time it beside the engine's version. Exits with 1 if one is wrong.
     """
+    name = Path(path).stem.removesuffix("_backward")
     version, device = version_name(name), "cuda" if torch.cuda.is_available() else "cpu"
     tried, wrong = 0, 0
     for case, dtype in calls(version, device):

@@ -158,4 +158,4 @@ def forward(request):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa1")
+    run(__file__)

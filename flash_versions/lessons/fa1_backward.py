@@ -159,4 +159,4 @@ def backward(request, o, lse, do, dlse):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa1")
+    run(__file__)

@@ -227,4 +227,4 @@ def combine_parts(splits, parts, lses, o, lse):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa2")
+    run(__file__)

@@ -178,4 +178,4 @@ def forward(request):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa3")
+    run(__file__)

@@ -205,4 +205,4 @@ def forward(request):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa3_fp8")
+    run(__file__)

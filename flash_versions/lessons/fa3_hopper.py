@@ -249,4 +249,4 @@ def forward(request):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa3_hopper")
+    run(__file__)

@@ -212,4 +212,4 @@ def forward(request):
 if __name__ == "__main__":
     from flash_versions.lessons.check import run
 
-    run("fa4")
+    run(__file__)

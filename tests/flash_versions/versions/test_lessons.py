@@ -116,14 +116,16 @@ def test_a_lesson_is_reached_by_its_name_only():
         attention(q, q, q, version="lesson-fa1")
 
 
-@pytest.mark.parametrize("base, code", [(fa2.LOG2E, 0), (tl.constexpr(1.0), 1)])
-def test_a_lesson_checks_itself(base, code, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "file, base, code", [("fa2.py", fa2.LOG2E, 0), ("fa2_backward.py", tl.constexpr(1.0), 1)]
+)
+def test_a_lesson_checks_itself(file, base, code, capsys, monkeypatch):
     """It says how many results are wrong, and exits accordingly."""
     monkeypatch.setattr(check, "CASES", check.CASES[2:4])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(fa2, "LOG2E", base)
     with pytest.raises(SystemExit) as ended:
-        check.run("fa2")
+        check.run(file)
     out = capsys.readouterr().out
     assert ended.value.code == code == int("WRONG  full, several blocks: o: error" in out)
     assert "lesson-fa2: 2 calls, 0 results are wrong" in out or code
