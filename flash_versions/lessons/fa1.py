@@ -19,7 +19,8 @@ After each block, o is the attention over the keys so far, and S_j can be forgot
       Q_2    [ all ]   [ all ]   [ cut ]       the mask cuts a block.
 
 Cost. Each program reads Q, and K and V up to the diagonal, and writes O once: O(M N D / BLOCK_Q)
-bytes, most of which the L2 cache serves. The products take 4 M N D operations, as before.
+bytes, most of which the L2 cache serves: programs of a head have neighbouring numbers, so they run
+at the same time. The products take 4 M N D operations, as before.
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
 IO-Awareness", arXiv:2205.14135, Algorithm 1. There the outer loop goes over blocks of keys, and O
@@ -91,9 +92,7 @@ def forward_kernel(
     scale, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """One program for each tile of queries, head and sequence. Programs of a head have neighbouring
-    numbers: they run at the same time and share K and V in the L2 cache.
-    """
+    """One program for each tile of queries, head and sequence."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = place % tiles
     head, sequence = (place // tiles) % heads, place // tiles // heads

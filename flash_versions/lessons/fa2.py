@@ -54,9 +54,9 @@ def row_pointers(x, row, DIM: tl.constexpr):
 
 @triton.jit
 def load_rows(x, row, DIM: tl.constexpr, MASKED: tl.constexpr = True):
-    """Rows of a head as a (rows, DIM) tile; those past the length read as 0, if MASKED."""
-    mask = (row < x[2])[:, None] if MASKED else None
-    return tl.load(row_pointers(x, row, DIM), mask=mask, other=0.0 if MASKED else None)
+    """Rows of a head as a (rows, DIM) tile; those past the length read as 0."""
+    mask = (row < x[2])[:, None] if MASKED else True  # not MASKED: no row is past it
+    return tl.load(row_pointers(x, row, DIM), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -96,10 +96,7 @@ def forward_kernel(
     scale_log2, q_length, kv_length, heads, CAUSAL: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr
 ):  # fmt: skip
-    """One program for each tile of queries, head and sequence, and for each split of the keys: each
-    split stores its results as if it was a further sequence. Programs of a head have neighbouring
-    numbers: they run at the same time and share K and V in the L2 cache.
-    """
+    """One program for each tile of queries, head and sequence."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
     head, sequence = (place // tiles) % heads, place // tiles // heads
@@ -173,6 +170,7 @@ def forward(request):
 
 
 # ---- Split-KV: what several programs make of their shares of the keys becomes one result ----
+# Each split stores its part as if it was a further sequence.
 
 
 @triton.jit

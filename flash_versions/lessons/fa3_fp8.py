@@ -38,8 +38,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_rows(x, row, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """ROWS rows of a head from this one on as a tile, by TMA; those past the length read as 0."""
-    return x[0].load([x[1], x[2], row, 0]).reshape(ROWS, DIM)
+    """Rows of a head as a (rows, DIM) tile; those past the length read as 0."""
+    return x[0].load([x[1], x[2], row, 0]).reshape(ROWS, DIM)  # a box, by TMA: from this row on
 
 
 @triton.jit
@@ -83,17 +83,6 @@ def fold_block(
     return acc, row_max, row_sum
 
 
-@triton.jit
-def heavy_first(number, tiles, section):
-    """The place, in FA2's order, of the tile that this program works on. There the tiles of a head
-    are neighbours, heaviest first. Here the heads of a section take turns.
-    """
-    first = number // (section * tiles) * section
-    width = tl.minimum(section, tl.num_programs(0) // tiles - first)
-    turn = number - first * tiles
-    return (first + turn % width) * tiles + turn // width
-
-
 @triton.jit(do_not_specialize=["q_length", "kv_length"])
 def forward_kernel(
     q, k, v, q_scale, k_scale, v_scale, o, lse, section,
@@ -102,7 +91,9 @@ def forward_kernel(
 ):  # fmt: skip
     """One program for each tile of queries, head and sequence."""
     place, tiles = tl.program_id(0), tl.cdiv(q_length, BLOCK_Q)
-    place = heavy_first(place, tiles, section)
+    start = place // (section * tiles) * section  # the section's first head; its heads take turns
+    width, turn = tl.minimum(section, tl.num_programs(0) // tiles - start), place - start * tiles
+    place = (start + turn % width) * tiles + turn // width  # as FA2 would number it
     tile = tiles - 1 - place % tiles  # the last queries see the most keys
     head, sequence = (place // tiles) % heads, place // tiles // heads
     kv_head, blocks = head // GROUP, tl.cdiv(kv_length, KEYS_PER_SCALE)

@@ -367,10 +367,11 @@ check("causal_order", causal_order)
 # %% [markdown]
 # In the kernel, a program has its `number` in the grid and computes from it which tile of which head it works on. The
 # order takes `section` heads together, whose keys and values fit into the L2 cache, and the next ones after them. The
-# function returns `head * tiles + t`. Here `t` = 0 is the *last* tile of queries, the heaviest one.
+# function returns `head * tiles + t`. Here `t` = 0 is the *last* tile of queries, the heaviest one. It is from the
+# lesson for Hopper; the portable lesson has these lines in its `forward_kernel`.
 
 # %% tags=["hide-input"]
-show_plain("fa3", "heavy_first")
+show_plain("fa3-hopper", "heavy_first")
 
 # %% [markdown]
 # The next picture shows FA2's order and FA3's, for three heads with four tiles each on five SMs.

@@ -26,7 +26,7 @@ EMPTY = Case("", 40, 20, causal=True)
 LENGTHS = Case("", 20, 70, batch=2, kv_lengths=(70, 30))
 # What is changed in the file, into what, on which call, and what has to be said of it.
 WRONG = {
-    "other": (", other=0.0 if MASKED else None", "", FULL, "a load without `other`"),
+    "other": ("mask=mask, other=0.0", "mask=mask", FULL, "a load without `other`"),
     "rescale": ("alpha * row_sum", "row_sum", FULL,
                 "l, what was summed before, is not rescaled when a block of 32 keys"),
     "sum": ("acc * alpha[:, None]", "acc", FULL, "acc, what was summed before, is not rescaled"),
