@@ -115,9 +115,10 @@ class Request(Fields):
     @property
     def needs_grad(self) -> bool:
         """Whether autograd would have to run through this call."""
+        if not torch.is_grad_enabled():
+            return False
         wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
-        wanted = wanted or (self.sink is not None and self.sink.requires_grad)
-        return torch.is_grad_enabled() and wanted
+        return wanted or (self.sink is not None and self.sink.requires_grad)
 
 
 KINDS = Fields.__annotations__

@@ -212,12 +212,12 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
     """Query heads, of all sequences, whose tiles take turns: as many as have keys and values that
     fit in so much of the L2 cache; one where tiles weigh the same.
     """
-    q, k, v = request.q, request.k, request.v
     if request.window_right is None:
         return 1
-    bytes_of_head = k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
+    (batch, _, heads, _), (_, keys, kv_heads, head_dim) = request.q.shape, request.k.shape
+    bytes_of_head = keys * (head_dim + request.v.shape[3]) * request.k.element_size()
     key_heads = max(1, l2_bytes // max(1, bytes_of_head))
-    return min(key_heads * request.group, MAX_SECTION, q.shape[0] * q.shape[2])
+    return min(key_heads * (heads // kv_heads), MAX_SECTION, batch * heads)
 
 
 def forward(
