@@ -165,7 +165,7 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     _, length, _, head_dim = q.shape
     if (widest := max(head_dim, v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
-    if not (describable(q) and describable(k) and describable(v)):
+    if not describable(q, k, v):
         reason = undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
         if reason is not None:
             return reason

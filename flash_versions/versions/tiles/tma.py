@@ -93,11 +93,15 @@ def box_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
     return [batch, heads, length, dim], [of_batch, of_head, of_row, 1]
 
 
-def describable(x: torch.Tensor) -> bool:
-    """Whether a tensor is not `undescribable`, of which most are contiguous."""
-    if x.is_contiguous() and x.numel():
-        return not (x.data_ptr() | x.stride(2) * x.element_size()) % 16
-    return undescribable("x", x) is None
+def describable(*tensors: torch.Tensor) -> bool:
+    """Whether no tensor is `undescribable`; most of them are contiguous."""
+    for x in tensors:
+        if x.is_contiguous() and x.numel():
+            if (x.data_ptr() | x.stride(2) * x.element_size()) % 16:
+                return False
+        elif undescribable("x", x):
+            return False
+    return True
 
 
 def undescribable(name: str, x: torch.Tensor) -> str | None:

@@ -251,8 +251,9 @@ def kind_of(request: Request) -> tuple | None:
     """
     q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
     device, dtype = q.device, q.dtype
+    properties = devices[device]
     plain = dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
-    if not (plain and wgmma.available(device)) and left_to_portable(request):
+    if not (plain and properties.capability == (9, 0)) and left_to_portable(request):
         return None
     _, q_length, heads, head_dim = q.shape
     _, kv_length, kv_heads, _ = k.shape
@@ -266,10 +267,11 @@ def kind_of(request: Request) -> tuple | None:
     given: tuple = request.alibi_slopes, request.sink
     if ragged:
         given += request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths, request.kv_starts
-    given = tuple([x if x is None else form_of(x) for x in given])
+    if ragged or not given[0] is given[1] is None:
+        given = tuple([x if x is None else form_of(x) for x in given])
     at_consumer = first_end % 64 == 0 or first_end % (64 // heads_of_tile(request)) == 0
     return (
-        request.batch_invariant, devices[device], device, dtype, head_dim, head_dim_v,
+        request.batch_invariant, properties, device, dtype, head_dim, head_dim_v,
         heads // kv_heads, request.window_left is None, right if right is None else right > 0,
         request.softcap is None, given, ragged, request.has_intervals, kv_length % 64 == 0,
         kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0, at_consumer, preferred
