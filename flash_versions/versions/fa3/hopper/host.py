@@ -365,7 +365,7 @@ def launch(
         bounds, lists = describe_intervals(request, config)
     if constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
-        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
+        tiles = lay_out(request, tiling, of_queries=(o, lse), known=plan.lay_outs)[0].plan
     q_box, k_box, v_box, o_box, *second = plan.boxes
     second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
     plan.launch(

@@ -124,9 +124,9 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         request.window_left or 0, request.window_right or 0, request.scale, *score_scales(request),
         0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
-    if request.cu_seqlens_q is not None:
-        length = config.padded_length(length + request.batch * config.block_q)
     padded, width = config.padded_length(length), plan.rows.width
+    if request.cu_seqlens_q is not None:
+        length = padded = config.padded_length(length + request.batch * config.block_q)
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
     line, strides = length * width, (q.stride(), k.stride(), v.stride())
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
@@ -135,8 +135,10 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
         of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
         of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        inputs = [box_steps(x.shape, stride) for x, stride in zip((q, k, v), strides)]
-        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
+        steps = [
+            box_steps(*values), *map(box_steps, (q.shape, k.shape, v.shape), strides), None,
+            box_steps(*dq_sum), of_k, of_v
+        ]  # fmt: skip
     return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
 
 
