@@ -73,12 +73,14 @@ def run_differentiable(
         forward = forward.find(aligned, kind)
     o, lse, statistics = forward(aligned)
     assert lse is not None  # only a baseline has none
-    if prepare and kind is not None and aligned is request:
+    if aligned is not request:
+        return (narrowed(o, request.v), lse, statistics), None
+    if prepare and kind is not None:
         assert isinstance(version.backward, Chosen)
         plan, deterministic = version.backward.find(request, kind), request.is_deterministic
         if hasattr(plan, "prepare"):
             prepared = Prepared(plan.prepare(request), deterministic)
-    return (narrowed(o, request.v), lse, statistics), prepared
+    return (o, lse, statistics), prepared
 
 
 def in_vectors(request: Request) -> Request:

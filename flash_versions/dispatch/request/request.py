@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import torch
 
 from flash_versions.dispatch.precision import GATHERED, Fp8, is_fp8
+from flash_versions.dispatch.replay.keys import asks_for_determinism
 
 Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
 
@@ -109,7 +110,7 @@ class Request(Fields):
         computed, as torch's own kernels ask torch.use_deterministic_algorithms.
         """
         if self.deterministic is None:
-            return torch.are_deterministic_algorithms_enabled()
+            return asks_for_determinism()
         return self.deterministic
 
     @property

@@ -176,13 +176,14 @@ def numbers(request: Request, least: int = 1) -> tuple:
     )  # fmt: skip
 
 
-def numbers_of(request: Request, config: HopperConfig) -> tuple:
+def numbers_of(request: Request, plan: Plan) -> tuple:
     """COUNTS and MORE_COUNTS: all of the kernel's arguments that are numbers."""
+    config, constants = plan.config, plan.constants
     lines: tuple[int, ...] = (0, 0, 0, 0)
-    if request.has_intervals:
+    if constants["LISTED"]:
         batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
         lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
-    apart = (kv_apart(request) or 0) if request.is_ragged else 0
+    apart = (kv_apart(request) or 0) if constants["RAGGED"] else 0
     return *numbers(request, config.heads), apart, *slopes_strides(request), *lines
 
 
@@ -367,7 +368,10 @@ def launch(
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse), known=plan.lay_outs)[0].plan
     q_box, k_box, v_box, o_box, *second = plan.boxes
-    second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
+    if any(second):
+        second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
+    else:
+        second = [absent] * 3
     plan.launch(
         (programs,),
         (
@@ -383,7 +387,7 @@ def launch(
             lists,
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
-            *numbers_of(request, config),
+            *numbers_of(request, plan),
         ),
     )
     return narrowed(o, v), lse, None

@@ -268,10 +268,10 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     With tiles of 64 keys that gained nothing in most calls, so they are divided in small grids only
     (docs/understand/log.md).
     """
-    if request.group == 1:
+    kv_heads, group = request.k.shape[2], request.group
+    if group == 1:
         return 1
-    tiles = tiles_of_keys(request, config.block_kv)
-    queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
+    tiles, queries = tiles_of_keys(request, config.block_kv), request.q.shape[1]
     if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean
         queries, tiles = 2 * queries // request.batch, tiles - request.batch // 2
     longest = cdiv(queries, config.block_q) * group

@@ -116,7 +116,7 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     batch, length, heads, _ = q.shape
     kv_batch, kv_length, kv_heads, head_dim = k.shape
     lines: tuple[int, ...] = (0, 0, 0)
-    if request.has_intervals:
+    if plan.constants["SPANS"]:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
     numbers = (
@@ -131,7 +131,7 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     line, strides = length * width, (q.stride(), k.stride(), v.stride())
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
     steps: list | None = None
-    if not request.is_ragged:
+    if not plan.constants["RAGGED"]:
         row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
         of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
         of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
