@@ -353,7 +353,8 @@ def check_integers(
         return
     x = checked_tensor(name, x)
     fits = x.dim() == len(shape)
-    fits = fits and all(isinstance(w, str) or w == n for w, n in zip(shape, x.shape))
+    for wanted, n in zip(shape, x.shape):
+        fits = fits and (isinstance(wanted, str) or wanted == n)
     if not fits or x.dtype not in INTEGERS:
         reason = (
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "

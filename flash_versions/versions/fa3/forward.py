@@ -33,7 +33,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, default_config
 from flash_versions.dispatch.version import WIDE
-from flash_versions.versions.fa2.splits import splits_of
+from flash_versions.versions.fa2.splits import FULL, splits_of
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -190,7 +190,7 @@ def left_to_splits(request: Request) -> str | None:
     batch, length, heads, _ = request.q.shape
     heads *= batch
     if request.num_splits is None:  # whatever the tiles, so many fill the GPU
-        if cdiv(length, MOST_QUERIES) * heads >= devices[request.q.device].num_sms:
+        if cdiv(length, MOST_QUERIES) * heads >= FULL * devices[request.q.device].num_sms:
             return None
     config = choose_config(request)
     programs = cdiv(length, config.block_q) * heads
