@@ -78,8 +78,7 @@ class Devices:
     @constant_in_compile
     def limits(self, device: torch.device, name: str = "q") -> str | None:
         """Why kernels cannot run on the device of a tensor, in a sentence, or None."""
-        kind = device.type
-        if kind not in ("cpu", "cuda"):
+        if (kind := device.type) not in ("cpu", "cuda"):
             return f"{name} is on {device}; NVIDIA GPUs and, simulated, the CPU work."
         if kind == "cpu" and self.assumed is None:
             return None if self.simulates else NO_SIMULATOR.format(name=name)

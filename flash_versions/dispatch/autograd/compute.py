@@ -58,10 +58,9 @@ def run_differentiable(
     if version.backward is None:  # a baseline
         return version.forward(request), None  # type: ignore[return-value]
     q, cuts = request.q, request.cu_seqlens_q
-    numbers = q.numel()
-    if request.block_table is not None or max(numbers, request.k.numel()) >= MOST_ROWS:
+    if request.block_table is not None or max(q.numel(), request.k.numel()) >= MOST_ROWS:
         check_counts(request)
-    if not numbers or (cuts is not None and request.batch == 0):
+    if not q.numel() or (cuts is not None and request.batch == 0):
         nothing = empty_results(version, request)
         return (nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]), None
     if q.is_cuda and q.get_device() != current_device():

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, Self, TypedDict
 import torch
 
 from flash_versions.dispatch.precision import GATHERED, Fp8, is_fp8
-from flash_versions.dispatch.replay.keys import asks_for_determinism
 
 Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
 
@@ -110,16 +109,15 @@ class Request(Fields):
         computed, as torch's own kernels ask torch.use_deterministic_algorithms.
         """
         if self.deterministic is None:
-            return asks_for_determinism()
+            return torch.are_deterministic_algorithms_enabled()
         return self.deterministic
 
     @property
     def needs_grad(self) -> bool:
         """Whether autograd would have to run through this call."""
-        if not torch.is_grad_enabled():
-            return False
         wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
-        return wanted or (self.sink is not None and self.sink.requires_grad)
+        wanted = wanted or (self.sink is not None and self.sink.requires_grad)
+        return wanted and torch.is_grad_enabled()
 
 
 KINDS = Fields.__annotations__

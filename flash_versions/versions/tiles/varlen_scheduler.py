@@ -95,19 +95,14 @@ def lay_out(
         return found
     if results and q.is_cuda:
         programs = max(programs, FILLING)
-    launch = None if known is None else known.get(q.shape[2])
-    if launch is None:
+    known = {} if known is None else known
+    if (kept := known.get(q.shape[2])) is None:
         planned = [about[:3] for tiles, about in zip(found, tilings) if tiles.plan is not None]
-        forms = *map(form_of, of_queries), *map(form_of, of_keys)
-        constants = {
-            "TILINGS": tuple(planned),
-            "RESULTS": tuple((i >= len(of_queries), *form) for i, form in enumerate(forms)),
-            "CAUSAL": request.window_right is not None,
-        }
-        launch = Plan(launch_lay_out, None, constants)
-        if known is not None:
-            known[q.shape[2]] = launch
-    launch.launch(
+        filled = [(False, *form_of(x)) for x in of_queries] + [(True, *form_of(x)) for x in of_keys]
+        causal = request.window_right is not None
+        constants = {"TILINGS": tuple(planned), "RESULTS": tuple(filled), "CAUSAL": causal}
+        kept = known[q.shape[2]] = Plan(launch_lay_out, None, constants)
+    kept.launch(
         (programs,),
         (
             tuple(plans), results, Sequences.of(request), q.shape[1], request.max_kv_length, batch

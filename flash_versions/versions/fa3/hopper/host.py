@@ -251,8 +251,7 @@ def kind_of(request: Request) -> tuple | None:
     lengths it has which blocks they cut, and which tiles fill the GPU better.
     """
     q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
-    device, dtype = q.device, q.dtype
-    properties = devices[device]
+    device, dtype, properties = q.device, q.dtype, devices[q.device]
     plain = dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
     if not (plain and properties.capability == (9, 0)) and left_to_portable(request):
         return None
@@ -368,10 +367,7 @@ def launch(
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse), known=plan.lay_outs)[0].plan
     q_box, k_box, v_box, o_box, *second = plan.boxes
-    if any(second):
-        second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
-    else:
-        second = [absent] * 3
+    second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
     plan.launch(
         (programs,),
         (

@@ -135,10 +135,8 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
         row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
         of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
         of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        steps = [
-            box_steps(*values), *map(box_steps, (q.shape, k.shape, v.shape), strides), None,
-            box_steps(*dq_sum), of_k, of_v
-        ]  # fmt: skip
+        inputs = map(box_steps, (q.shape, k.shape, v.shape), strides)
+        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
     return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
 
 
@@ -146,7 +144,7 @@ def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
     if config.tail > 1:
-        programs += shared_tiles(request, config) * (config.tail - 1)
+        return programs + shared_tiles(request, config) * (config.tail - 1)
     if config.kind != "narrow":
         return programs
     return min(programs, devices[request.q.device].num_sms)
