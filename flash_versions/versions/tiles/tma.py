@@ -96,11 +96,10 @@ def box_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
 def describable(*tensors: torch.Tensor) -> bool:
     """Whether no tensor is `undescribable`; most of them are contiguous."""
     for x in tensors:
-        if x.is_contiguous() and x.numel():
-            if (x.data_ptr() | x.stride(2) * x.element_size()) % 16:
+        whole = x.is_contiguous() and x.numel()
+        if not whole or (x.data_ptr() | x.stride(2) * x.element_size()) % 16:
+            if undescribable("x", x):
                 return False
-        elif undescribable("x", x):
-            return False
     return True
 
 
