@@ -78,11 +78,11 @@ class Devices:
     @constant_in_compile
     def limits(self, device: torch.device, name: str = "q") -> str | None:
         """Why kernels cannot run on the device of a tensor, in a sentence, or None."""
-        if device.type not in ("cpu", "cuda"):
+        if (kind := device.type) not in ("cpu", "cuda"):
             return f"{name} is on {device}; NVIDIA GPUs and, simulated, the CPU work."
-        if device.type == "cpu" and self.assumed is None:
+        if kind == "cpu" and self.assumed is None:
             return None if self.simulates else NO_SIMULATOR.format(name=name)
-        if device.type == "cuda" and (sentence := triton_missing()):
+        if kind == "cuda" and (sentence := triton_missing()):
             return sentence
         if (capability := self[device].capability) < (8, 0):
             major, minor = capability

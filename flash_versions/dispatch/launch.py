@@ -140,6 +140,7 @@ class Plan:
         constants: the tl.constexpr parameters, in order; `values` without their names.
         boxes: how tensors are cut into boxes (`tma.Box`); what they are, the kernel's host says.
         form: the compiled form of the kernel, None before the first launch.
+        lay_outs: the launches that plan tiles of ragged sequences, see `varlen_scheduler.lay_out`.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Plan:
         self.launcher, self.config, self.constants, self.boxes = launcher, config, constants, boxes
         self.values = tuple(constants.values())
         self.form: Any = None
+        self.lay_outs: dict[int, Plan] = {}
 
     def absent(self, x: torch.Tensor) -> torch.Tensor | None:
         """The argument for a tensor that a request does not have: any tensor, x, as long as Triton

@@ -6,11 +6,7 @@ from torch.autograd import forward_ad
 from flash_versions.dispatch.autograd.compute import run_forward
 from flash_versions.dispatch.autograd.derivatives import NO_FORWARD_MODE
 from flash_versions.dispatch.autograd.kept import Call, serve
-from flash_versions.dispatch.autograd.operators import (
-    Node,
-    forward_operator,
-    is_plain,
-)
+from flash_versions.dispatch.autograd.operators import apply_plainly, forward_operator, is_plain
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
@@ -49,7 +45,8 @@ def run(
             slot.keep(call)
             return serve(call, call.tensors(request))
         if request.needs_grad:
-            o, lse, _ = Node.apply(version, request, request.q, request.k, request.v, request.sink)
+            given = request.q, request.k, request.v, request.sink
+            o, lse, _ = apply_plainly(version, request, True, *given)
         else:
             o, lse, _ = run_forward(version, request)
         return o, lse

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from flash_versions.dispatch.replay.keys import current_device
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Chosen, Version
 
@@ -62,7 +63,7 @@ def run_differentiable(
     if not q.numel() or (cuts is not None and request.batch == 0):
         nothing = empty_results(version, request)
         return (nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]), None
-    if q.is_cuda and q.get_device() != torch.cuda.current_device():
+    if q.is_cuda and q.get_device() != current_device():
         with torch.cuda.device(q.device):  # Triton launches on the current GPU
             return run_differentiable(version, request, prepare)
     aligned, forward, prepared = in_vectors(request), version.forward, None
@@ -71,12 +72,14 @@ def run_differentiable(
         forward = forward.find(aligned, kind)
     o, lse, statistics = forward(aligned)
     assert lse is not None  # only a baseline has none
-    if prepare and kind is not None and aligned is request:
+    if aligned is not request:
+        return (narrowed(o, request.v), lse, statistics), None
+    if prepare and kind is not None:
         assert isinstance(version.backward, Chosen)
         plan, deterministic = version.backward.find(request, kind), request.is_deterministic
         if hasattr(plan, "prepare"):
             prepared = Prepared(plan.prepare(request), deterministic)
-    return (narrowed(o, request.v), lse, statistics), prepared
+    return (o, lse, statistics), prepared
 
 
 def in_vectors(request: Request) -> Request:
@@ -127,14 +130,14 @@ def run_backward(
             f"precision={request.precision!r} is forward only and a gradient of its result was "
             f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
         )
-    no_gradient = do is None and dlse is None
-    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+    nothing = prepared is None and 0 in (o.numel(), request.k.numel(), request.batch)
+    if nothing or (do is None and dlse is None):
         dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
         dsink = None if request.sink is None else torch.zeros_like(request.sink)
         if dsink is not None and dlse is not None and request.batch > 0:
             dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
         return dq, dk, dv, dsink
-    if o.is_cuda and o.get_device() != torch.cuda.current_device():
+    if o.is_cuda and o.get_device() != current_device():
         with torch.cuda.device(o.device):
             return run_backward(version, request, o, lse, statistics, do, dlse, prepared)
     if do is None:
@@ -144,7 +147,8 @@ def run_backward(
     do = do.resolve_neg()
     if dlse is not None:
         dlse = dlse.resolve_neg()
-    request, do = without_unseeing(request, do)
+    if request.kv_starts is not None:
+        request, do = without_unseeing(request, do)
     assert version.backward is not None
     if prepared is not None and prepared.deterministic == request.is_deterministic:
         return prepared.backward(request, o, lse, statistics, do, dlse)

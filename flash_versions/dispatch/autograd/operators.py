@@ -41,8 +41,8 @@ library.define(
     f"Tensor? dlse) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 NUM_FIELDS = len(Request._fields)
-DEVICES = ("cpu", "cuda")
-PLAIN = {*keys.PLAIN, type(None)}
+DEVICES = ("CPU", "CUDA")
+PLAIN = {*keys.PLAIN, type(None), bool, int, float, str}  # fields of a request
 operators = getattr(torch.ops, library.ns)
 forward_operator: Any = operators.forward.default
 backward_operator: Any = operators.backward.default
@@ -103,23 +103,23 @@ def below_autograd(operator: Callable, *arguments: Any) -> Any:
 
 
 class Node(torch.autograd.Function):
-    """The forward of a version, and its backward as the gradient: by the operators where torch
-    watches, else at once. The request's q, k, v and sink come again as arguments, so that autograd
-    sees them.
+    """The forward of a version, and its backward as the gradient: at once if the request is plain
+    (`is_plain`) and torch does not watch the backward, either; else by the operators. The request's
+    q, k, v and sink come again as arguments, so that autograd sees them.
     """
 
     @staticmethod
-    def forward(ctx: Any, version: Version, request: Request, *differentiable):  # noqa: D102
-        prepared = None
-        if is_plain(request):
-            results, prepared = run_differentiable(version, request)
+    def forward(ctx: Any, version: Version, request: Request, plain, *differentiable):  # noqa: D102
+        if plain:
+            results, ctx.prepared = run_differentiable(version, request)
         else:
             results = below_autograd(forward_operator, version.name, *request)
         fields: list[Any] = [*request]
-        ctx.save_for_backward(*[fields[i] for i in PLACES], *results)
-        for i in PLACES:
+        ctx.places = places = [i for i in PLACES if fields[i] is not None]
+        ctx.save_for_backward(*[fields[i] for i in places], *results)
+        for i in places:
             fields[i] = None
-        ctx.version, ctx.fields, ctx.prepared = version, fields, prepared
+        ctx.version, ctx.fields, ctx.plain = version, fields, plain
         ctx.set_materialize_grads(False)
         if results[2] is not None:
             ctx.mark_non_differentiable(results[2])
@@ -131,28 +131,32 @@ class Node(torch.autograd.Function):
             raise RuntimeError(NO_FORWARD_MODE)
         *tensors, o, lse, statistics = ctx.saved_tensors
         fields = ctx.fields.copy()
-        for i, x in zip(PLACES, tensors):
+        for i, x in zip(ctx.places, tensors):
             fields[i] = x
         request = Request(*fields)
         given = request, o, lse, statistics, do, dlse
-        if is_plain(request):
+        if ctx.plain and keys.is_quiet():
             found = run_backward(ctx.version, *given, ctx.prepared)
             if torch.is_grad_enabled():  # create_graph=True
                 found = FirstDerivative.apply(found, request.q, request.k, request.v, do, dlse)
         else:
             found = backward_operator(ctx.version.name, *request, *given[1:])
         *gradients, dsink = found
-        return None, None, *gradients, None if request.sink is None else dsink
+        return None, None, None, *gradients, None if request.sink is None else dsink
+
+
+# Autograd's own `apply`: that of a Function first looks for transforms, which `is_plain` does.
+apply_plainly = super(torch.autograd.Function, Node).apply
 
 
 def forward_with_gradient(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """The forward operator as autograd calls it: a node if a gradient is asked for."""
     request = Request(*fields)
+    plain = is_plain(request)
     if request.needs_grad:
-        version = differentiable(name)
-        results = Node.apply(version, request, request.q, request.k, request.v, request.sink)
-        return tensors_alone(results)
-    if is_plain(request):
+        given = request.q, request.k, request.v, request.sink
+        return tensors_alone(Node.apply(differentiable(name), request, plain, *given))
+    if plain:
         return forward(name, *fields)
     return below_autograd(forward_operator, name, *fields)
 
@@ -161,17 +165,8 @@ def is_plain(request: Request) -> bool:
     """Whether nothing watches operations on the tensors of a request, which are on a CPU or a GPU:
     no compiler, no dispatch mode, no transform, no trace, no subclass.
     """
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    values: tuple[Any, ...] = request
-    if values[0].device.type not in DEVICES:
-        return False
-    types = {type(values[i]) for i in PLACES}
-    return types <= PLAIN
+    q = request.q
+    return keys.is_quiet() and (q.is_cuda or q.is_cpu) and PLAIN.issuperset(map(type, request))
 
 
 def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -186,8 +181,8 @@ def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor,
 
 
 for device in DEVICES:
-    library.impl("forward", forward, device.upper())
-    library.impl("backward", backward, device.upper())
+    library.impl("forward", forward, device)
+    library.impl("backward", backward, device)
 library.impl("forward", forward_with_gradient, "Autograd")
 library.impl("backward", backward_without_gradient, "Autograd")
 torch.library.register_fake(FORWARD, fake_forward, lib=library)

@@ -27,6 +27,10 @@ is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 asks_for_determinism: Callable[[], bool] = getattr(
     torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
 )
+is_compiling = torch.compiler.is_compiling
+dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+is_traced: Any = torch._C._get_tracing_state
+transform: Any = torch._C._functorch.peek_interpreter_stack
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 # How often a key comes until a call is kept. What comes after that is recorded and compiled, which
@@ -53,14 +57,9 @@ def place_of(x: torch.Tensor) -> tuple[int, int] | None:
 
 def is_quiet() -> bool:
     """Whether nothing of torch watches calls or changes them: torch.compile and torch.export, a
-    dispatch mode, a transform such as vmap, forward-mode differentiation.
+    dispatch mode, a trace, a transform such as vmap.
     """
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
+    return not (is_compiling() or dispatch_modes() or is_traced() or transform() is not None)
 
 
 def is_cast(*tensors: torch.Tensor) -> bool:

@@ -228,18 +228,21 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
 
 def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     dtype, device = q.dtype, q.device
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not x.dtype.is_floating_point:
-            raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype.")
-        if x.dtype != dtype:
-            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one dtype.")
-        if x.device != device:
-            raise other_device(name, x, device)
-        if x.stride(3) != 1 and x.shape[3] > 1:
-            raise ValueError(
-                f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
-                f"(stride 1); call {name}.contiguous()."
-            )
+    alike = dtype == k.dtype == v.dtype and device == k.device == v.device
+    lie = q.stride(3) == k.stride(3) == v.stride(3) == 1
+    if not (alike and lie and dtype.is_floating_point):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not x.dtype.is_floating_point:
+                raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype.")
+            if x.dtype != dtype:
+                raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one dtype.")
+            if x.device != device:
+                raise other_device(name, x, device)
+            if x.stride(3) != 1 and x.shape[3] > 1:
+                raise ValueError(
+                    f"{name} has stride {x.stride(3)} in its last dimension, which must be "
+                    f"contiguous (stride 1); call {name}.contiguous()."
+                )
     _, _, heads, head_dim = q.shape
     batch, kv_length, kv_heads, k_dim = k.shape
     v_batch, v_length, v_heads, v_dim = v.shape
@@ -350,7 +353,8 @@ def check_integers(
         return
     x = checked_tensor(name, x)
     fits = x.dim() == len(shape)
-    fits = fits and all(isinstance(w, str) or w == n for w, n in zip(shape, x.shape))
+    for wanted, n in zip(shape, x.shape):
+        fits = fits and (isinstance(wanted, str) or wanted == n)
     if not fits or x.dtype not in INTEGERS:
         reason = (
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "

@@ -117,7 +117,7 @@ class Request(Fields):
         """Whether autograd would have to run through this call."""
         wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
         wanted = wanted or (self.sink is not None and self.sink.requires_grad)
-        return torch.is_grad_enabled() and wanted
+        return wanted and torch.is_grad_enabled()
 
 
 KINDS = Fields.__annotations__

@@ -33,7 +33,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, default_config
 from flash_versions.dispatch.version import WIDE
-from flash_versions.versions.fa2.splits import splits_of
+from flash_versions.versions.fa2.splits import FULL, splits_of
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -165,7 +165,7 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     _, length, _, head_dim = q.shape
     if (widest := max(head_dim, v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
-    if not (describable(q) and describable(k) and describable(v)):
+    if not describable(q, k, v):
         reason = undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
         if reason is not None:
             return reason
@@ -190,7 +190,7 @@ def left_to_splits(request: Request) -> str | None:
     batch, length, heads, _ = request.q.shape
     heads *= batch
     if request.num_splits is None:  # whatever the tiles, so many fill the GPU
-        if cdiv(length, MOST_QUERIES) * heads >= devices[request.q.device].num_sms:
+        if cdiv(length, MOST_QUERIES) * heads >= FULL * devices[request.q.device].num_sms:
             return None
     config = choose_config(request)
     programs = cdiv(length, config.block_q) * heads
@@ -212,12 +212,12 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
     """Query heads, of all sequences, whose tiles take turns: as many as have keys and values that
     fit in so much of the L2 cache; one where tiles weigh the same.
     """
-    q, k, v = request.q, request.k, request.v
     if request.window_right is None:
         return 1
-    bytes_of_head = k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
+    (batch, _, heads, _), (_, keys, kv_heads, head_dim) = request.q.shape, request.k.shape
+    bytes_of_head = keys * (head_dim + request.v.shape[3]) * request.k.element_size()
     key_heads = max(1, l2_bytes // max(1, bytes_of_head))
-    return min(key_heads * request.group, MAX_SECTION, q.shape[0] * q.shape[2])
+    return min(key_heads * (heads // kv_heads), MAX_SECTION, batch * heads)
 
 
 def forward(

@@ -142,7 +142,7 @@ def new_outputs(request: Request, multiple: int = 1) -> tuple[torch.Tensor, torc
     q, (*_, head_dim) = request.q, request.v.shape
     batch, q_length, heads, q_dim = q.shape
     head_dim = -(-head_dim // multiple) * multiple
-    if head_dim == q_dim and q.is_contiguous() and q.dtype == request.out_dtype:
+    if head_dim == q_dim and q.is_contiguous() and q.element_size() > 1:
         o = torch.empty_like(q)  # takes half of the host's time
     else:
         o = q.new_empty((batch, q_length, heads, head_dim), dtype=request.out_dtype)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows, cdiv
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
@@ -59,6 +59,7 @@ def lay_out(
     *tilings: Tiling,
     of_queries: tuple[torch.Tensor, ...] = (),
     of_keys: tuple[torch.Tensor, ...] = (),
+    known: dict[int, Plan] | None = None,
 ) -> list[Tiles]:
     """The tiles of a request. Where sequences are packed, the kernel that plans them also fills the
     rows that belong to no sequence.
@@ -69,38 +70,43 @@ def lay_out(
         of_queries: results of queries, contiguous: (batch, M, heads, dim), which get 0 there, or an
             LSE (batch, heads, M), which gets -inf.
         of_keys: results of keys, (batch, N, kv_heads, dim).
+        known: the launches for requests of one kind, by their number of heads; None: Triton looks
+            at the arguments of each.
     """
-    cuts = request.cu_seqlens_q, request.cu_seqlens_k
+    q, cuts, batch = request.q, (request.cu_seqlens_q, request.cu_seqlens_k), request.batch
     found: list[Tiles] = []
+    plans: list[torch.Tensor] = []
+    programs = 1
     for tiling in tilings:
-        x = request.k if tiling.of_keys else request.q
+        x = request.k if tiling.of_keys else q
         rows = x.shape[1] * tiling.group
         if cuts[tiling.of_keys] is None and not tiling.planned:
             found.append(Tiles(cdiv(rows, tiling.block), None))
             continue
-        number = x.shape[0] * rows // tiling.block + request.batch
+        number = x.shape[0] * rows // tiling.block + batch
         plan = torch.empty((1 + number, LINE_SIZE), dtype=torch.int32, device=x.device)
         found.append(Tiles(number, plan))
-    planned = [(tiles, about) for tiles, about in zip(found, tilings) if tiles.plan is not None]
-    filled = [(x, False) for x in of_queries] if cuts[0] is not None else []
-    filled += [(x, True) for x in of_keys] if cuts[1] is not None else []
-    if not (planned or filled):
+        plans.append(plan)
+        programs = max(programs, cdiv(number, PLANNED.value))
+    of_queries = of_queries if cuts[0] is not None else ()
+    of_keys = of_keys if cuts[1] is not None else ()
+    results = (*of_queries, *of_keys)
+    if not (plans or results):
         return found
-    plans, results = tuple(x.plan for x, _ in planned), tuple(x for x, _ in filled)
-    programs = max([cdiv(tiles.number, PLANNED.value) for tiles, _ in planned], default=1)
-    if filled and request.q.is_cuda:
+    if results and q.is_cuda:
         programs = max(programs, FILLING)
-    sequences = Sequences.of(request)
-    launch_lay_out(
+    known = {} if known is None else known
+    if (kept := known.get(q.shape[2])) is None:
+        planned = [about[:3] for tiles, about in zip(found, tilings) if tiles.plan is not None]
+        filled = [(False, *form_of(x)) for x in of_queries] + [(True, *form_of(x)) for x in of_keys]
+        causal = request.window_right is not None
+        constants = {"TILINGS": tuple(planned), "RESULTS": tuple(filled), "CAUSAL": causal}
+        kept = known[q.shape[2]] = Plan(launch_lay_out, None, constants)
+    kept.launch(
         (programs,),
         (
-            plans, results, sequences, request.q.shape[1], request.max_kv_length, request.batch
+            tuple(plans), results, Sequences.of(request), q.shape[1], request.max_kv_length, batch
         ),
-        {
-            "TILINGS": tuple(about[:3] for _, about in planned),
-            "RESULTS": tuple((of_keys, *form_of(x)) for x, of_keys in filled),
-            "CAUSAL": request.window_right is not None,
-        },
     )  # fmt: skip
     return found
 

@@ -24,7 +24,8 @@ from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3.hopper import host as hopper
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.tiles import tma as descriptor
-from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
+from flash_versions.versions.tiles import varlen_scheduler
+from tests.helpers.kernels.launches import LAUNCHERS, StandIn, noted, noted_launches
 
 
 @pytest.fixture
@@ -133,6 +134,21 @@ def test_what_is_absent_is_nothing_once_a_kernel_is_compiled(call, launches):
         assert [x for i, x in enumerate(before) if i not in gone] == [
             x for i, x in enumerate(after) if i not in gone
         ]
+
+
+def test_packed_calls_of_one_plan_have_heads_of_their_own(launches, monkeypatch):
+    """What fills the rows of no sequence is compiled for a number of heads."""
+    kernel = StandIn("lay out", launches, noted)
+    monkeypatch.setattr(varlen_scheduler.launch_lay_out, "kernel", kernel)
+    monkeypatch.setattr(varlen_scheduler.launch_lay_out, "compiled", {})
+    options = CALLS["packed"][1]
+    for heads in (4, 2, 4, 2):
+        launches.clear()
+        step("fa3", [x.detach()[0].requires_grad_() for x in inputs(1, 256, 256, heads, heads)],
+             **options)  # fmt: skip
+        of_o, of_lse, of_dq, *_ = [y for x in launches if x[0] == "lay out" for y in x[-2]]
+        assert of_o[1:] == of_dq[1:] == ["False", "1", str(128 * heads)]
+        assert of_lse[1:] == ["True", str(heads), "1"]
 
 
 CHOSEN = fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward

@@ -1,6 +1,7 @@
 """The switches of FA3's kernel for Hopper, and how they are set."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
@@ -77,12 +78,12 @@ class HopperConfig:
         if self.scheduler not in ("grid", "static", "dynamic"):
             raise ValueError(f"scheduler={self.scheduler!r} is not grid, static or dynamic.")
 
-    @property
+    @cached_property
     def block_q(self) -> int:
         """Rows of a tile."""
         return self.consumers * WARPGROUP_ROWS.value
 
-    @property
+    @cached_property
     def queries(self) -> int:
         """Queries of a tile: each has a row for every head of it."""
         return self.consumers * WARPGROUP_ROWS.value // self.heads

@@ -170,18 +170,20 @@ def even_section(request: Request) -> int:
 def numbers(request: Request, least: int = 1) -> tuple:
     """The values of COUNTS; a section has at least `least` heads."""
     batch, q_length, heads, _ = request.q.shape
-    bounds, scales = window_bounds(request), score_scales(request)
-    section = max(even_section(request), least)
-    return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
+    return (
+        q_length, request.k.shape[1], heads, batch, max(even_section(request), least),
+        request.window_left or 0, request.window_right or 0, *score_scales(request)
+    )  # fmt: skip
 
 
-def numbers_of(request: Request, config: HopperConfig) -> tuple:
+def numbers_of(request: Request, plan: Plan) -> tuple:
     """COUNTS and MORE_COUNTS: all of the kernel's arguments that are numbers."""
+    config, constants = plan.config, plan.constants
     lines: tuple[int, ...] = (0, 0, 0, 0)
-    if request.has_intervals:
+    if constants["LISTED"]:
         batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
         lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
-    apart = (kv_apart(request) or 0) if request.is_ragged else 0
+    apart = (kv_apart(request) or 0) if constants["RAGGED"] else 0
     return *numbers(request, config.heads), apart, *slopes_strides(request), *lines
 
 
@@ -191,11 +193,6 @@ def slopes_strides(request: Request) -> tuple[int, int]:
     if slopes is None:
         return 0, 0
     return slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1)
-
-
-def window_bounds(request: Request) -> tuple[int, int]:
-    """How far a query sees to the left and to the right; 0 where there is no bound."""
-    return request.window_left or 0, request.window_right or 0
 
 
 def score_scales(request: Request) -> tuple[float, float]:
@@ -254,28 +251,30 @@ def kind_of(request: Request) -> tuple | None:
     lengths it has which blocks they cut, and which tiles fill the GPU better.
     """
     q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
-    plain = q.dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
-    if not (plain and wgmma.available(q.device)) and left_to_portable(request):
+    device, dtype, properties = q.device, q.dtype, devices[q.device]
+    plain = dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
+    if not (plain and properties.capability == (9, 0)) and left_to_portable(request):
         return None
     _, q_length, heads, head_dim = q.shape
     _, kv_length, kv_heads, _ = k.shape
     head_dim_v, right = v.shape[3], request.window_right
     first_end = kv_length - q_length + (right or 0)
-    widest, preferred = max(head_dim, head_dim_v), False
-    if widest <= 64:
+    preferred = False
+    if head_dim <= 64 and head_dim_v <= 64:
         preferred = prefers_two_consumers(request)
-    elif widest <= 96:
+    elif head_dim <= 96 and head_dim_v <= 96:
         preferred = prefers_order(request)
     given: tuple = request.alibi_slopes, request.sink
     if ragged:
-        given = *given, request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths
-        given = *given, request.kv_starts
+        given += request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths, request.kv_starts
+    if ragged or not given[0] is given[1] is None:
+        given = tuple([x if x is None else form_of(x) for x in given])
+    at_consumer = first_end % 64 == 0 or first_end % (64 // heads_of_tile(request)) == 0
     return (
-        request.batch_invariant, devices[q.device], q.device, q.dtype, head_dim, head_dim_v,
+        request.batch_invariant, properties, device, dtype, head_dim, head_dim_v,
         heads // kv_heads, request.window_left is None, right if right is None else right > 0,
-        request.softcap is None, *[x if x is None else form_of(x) for x in given], ragged,
-        request.has_intervals, kv_length % 64 == 0, kv_length % 128 == 0, first_end % 64 == 0,
-        first_end % 128 == 0, first_end % (64 // heads_of_tile(request)) == 0, preferred
+        request.softcap is None, given, ragged, request.has_intervals, kv_length % 64 == 0,
+        kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0, at_consumer, preferred
     )  # fmt: skip
 
 
@@ -366,7 +365,7 @@ def launch(
         bounds, lists = describe_intervals(request, config)
     if constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
-        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
+        tiles = lay_out(request, tiling, of_queries=(o, lse), known=plan.lay_outs)[0].plan
     q_box, k_box, v_box, o_box, *second = plan.boxes
     second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
     plan.launch(
@@ -384,7 +383,7 @@ def launch(
             lists,
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
-            *numbers_of(request, config),
+            *numbers_of(request, plan),
         ),
     )
     return narrowed(o, v), lse, None

@@ -247,10 +247,11 @@ def shared_tiles(request: Request, config: BackwardConfig) -> int:
 def choose_sharing(request: Request) -> tuple[int, int]:
     """(parts, tail) by default."""
     config = config_of_dims(request)
-    parts, tiles = choose_parts(request, config), shared_tiles(request, config)
-    whole = config.pair and parts == 1 and not request.is_deterministic
-    blocks = cdiv(request.q.shape[1], config.block_q)
-    return parts, TAIL if whole and has_short_wave(request, tiles, blocks) else 1
+    parts = choose_parts(request, config)
+    if not config.pair or parts > 1 or request.is_deterministic:
+        return parts, 1
+    tiles, blocks = shared_tiles(request, config), cdiv(request.q.shape[1], config.block_q)
+    return parts, TAIL if has_short_wave(request, tiles, blocks) else 1
 
 
 def choose_parts(request: Request, config: BackwardConfig) -> int:
@@ -267,10 +268,10 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     With tiles of 64 keys that gained nothing in most calls, so they are divided in small grids only
     (docs/understand/log.md).
     """
-    if request.group == 1:
+    kv_heads, group = request.k.shape[2], request.group
+    if group == 1:
         return 1
-    tiles = tiles_of_keys(request, config.block_kv)
-    queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
+    tiles, queries = tiles_of_keys(request, config.block_kv), request.q.shape[1]
     if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean
         queries, tiles = 2 * queries // request.batch, tiles - request.batch // 2
     longest = cdiv(queries, config.block_q) * group
@@ -325,13 +326,14 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
         return max(1, min(fitting // (2 * config.parts), most)) * config.parts
     if request.window_right is None:
         return config.parts
-    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    sms = devices[request.q.device].num_sms
-    few = programs * config.parts <= FEW_CAUSAL_WAVES * sms
-    if request.has_intervals:
-        few = programs <= FEW_WAVES * sms
-    if request.group > 1 and few:
-        return heads * config.parts
+    if request.group > 1:
+        programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
+        sms = devices[request.q.device].num_sms
+        few = programs * config.parts <= FEW_CAUSAL_WAVES * sms
+        if request.has_intervals:
+            few = programs <= FEW_WAVES * sms
+        if few:
+            return heads * config.parts
     return min(heads_in_cache(request), heads) * config.parts
 
 
@@ -354,7 +356,7 @@ def short_heads(request: Request, config: BackwardConfig) -> int:
 def heads_in_cache(request: Request) -> int:
     """Key heads that have Q, dO and an fp32 dQ of their groups in the L2 cache, at least one."""
     length = request.q.shape[1]
-    if request.is_deterministic and request.cu_seqlens_q is not None:  # of a sequence, on average
+    if request.cu_seqlens_q is not None and request.is_deterministic:  # of a sequence, on average
         length = cdiv(length, request.batch)
     return max(1, L2_BYTES // (length * request.group * bytes_of_row(request)))
 

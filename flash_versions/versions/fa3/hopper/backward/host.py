@@ -18,7 +18,6 @@ from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
     slopes_strides,
-    window_bounds,
     window_constants,
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -92,9 +91,10 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
     first, second = plan.boxes[:8], plan.boxes[8:]
     boxed = [box(x, at) for box, x, at in zip(first, inner, steps)]
     missing: Any = None if kind == "wide" else absent
-    beside = [
-        missing if box is None else box(x, at) for box, x, at in zip(second, inner[1:], steps[1:])
-    ]
+    beside = [missing] * len(second)
+    if any(second):
+        given = zip(second, inner[1:], steps[1:])
+        beside = [missing if box is None else box(x, at) for box, x, at in given]
     if plan.config.by_halves:
         beside[4] = None  # dQ's sum
     return (
@@ -116,26 +116,26 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
     batch, length, heads, _ = q.shape
     kv_batch, kv_length, kv_heads, head_dim = k.shape
     lines: tuple[int, ...] = (0, 0, 0)
-    if request.has_intervals:
+    if plan.constants["SPANS"]:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
     numbers = (
         length, kv_length, kv_heads * config.parts, kv_batch, heads_of_section(request, config),
-        *window_bounds(request), request.scale, *score_scales(request),
+        request.window_left or 0, request.window_right or 0, request.scale, *score_scales(request),
         0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
-    if request.cu_seqlens_q is not None:
-        length = config.padded_length(length + request.batch * config.block_q)
     padded, width = config.padded_length(length), plan.rows.width
+    if request.cu_seqlens_q is not None:
+        length = padded = config.padded_length(length + request.batch * config.block_q)
     values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
     line, strides = length * width, (q.stride(), k.stride(), v.stride())
     dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
     steps: list | None = None
-    if not request.is_ragged:
+    if not plan.constants["RAGGED"]:
         row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
         of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
         of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        inputs = [box_steps(x.shape, stride) for x, stride in zip((q, k, v), strides)]
+        inputs = map(box_steps, (q.shape, k.shape, v.shape), strides)
         steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
     return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
 
@@ -143,7 +143,8 @@ def count(request: Request, plan: BackwardPlan) -> Counts:
 def num_programs(request: Request, config: BackwardConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once."""
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
-    programs += shared_tiles(request, config) * (config.tail - 1)
+    if config.tail > 1:
+        return programs + shared_tiles(request, config) * (config.tail - 1)
     if config.kind != "narrow":
         return programs
     return min(programs, devices[request.q.device].num_sms)

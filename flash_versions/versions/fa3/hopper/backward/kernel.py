@@ -365,7 +365,7 @@ class Gradients:
         strides = request.q.stride(), request.k.stride(), request.v.stride()
         if counts is None or counts.strides != strides:
             counts = count(request, plan)
-        space = prepare(request, o, lse, do, dlse, config, plan.rows, counts)
+        space = prepare(request, o, lse, do, dlse, config, plan.rows, counts, plan.lay_outs)
         given = tensors(request, space, plan, counts.steps or UNKNOWN)
         plan.launch((counts.programs,), (*given, *counts.numbers))
         finish(request, space, plan.rows)

@@ -292,6 +292,7 @@ def prepare(
     config: BackwardConfig,
     plans: RowPlans,
     counts: Counts,
+    lay_outs: dict[int, Plan],
 ) -> Workspace:
     """Allocate what the kernel needs, and fill in what it reads."""
     q, k, v = request.q, request.k, request.v
@@ -306,7 +307,8 @@ def prepare(
             dk.zero_()
             dv.zero_()
         tilings = Tiling(config.block_q), Tiling(config.block_kv, of_keys=True, planned=True)
-        tiles, key_tiles = lay_out(request, *tilings, of_queries=(dq,), of_keys=(dk, dv))
+        results = {"of_queries": (dq,), "of_keys": (dk, dv)}
+        tiles, key_tiles = lay_out(request, *tilings, **results, known=lay_outs)
         if request.cu_seqlens_q is None:
             tiles = None
         else:

@@ -19,7 +19,6 @@ from flash_versions.versions.fa3.hopper.host import (
     kv_apart,
     score_scales,
     slopes_strides,
-    window_bounds,
 )
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import ragged_box
@@ -211,8 +210,8 @@ def forward(
         "SPLIT": split,
     }
     numbers = (
-        *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),
-        *slopes_strides(request)
+        *q_strides, *counts, rows_apart(request), request.window_left or 0,
+        request.window_right or 0, *score_scales(request), *slopes_strides(request)
     )  # fmt: skip
     programs, slots = kv_heads * shares * (batch if split else 1), (batch if split else 2) * shares
     o, lse = new_outputs(request)
