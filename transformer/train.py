@@ -59,12 +59,7 @@ OPTIONS: Mapping[str, tuple[Any, Any, str, Mapping[str, Any]]] = {
     "lr": (3e-3, None, f"peak of the learning rate ({{}}; {OWN} 1e-3 or 2e-5)", REAL),
     "attention": ("sdpa", "auto", f"a version, or mine.py ({{}}; {OWN} {{}})", NAMED),
     "save_every": (500, 100, f"steps between two saved states ({{}}; {OWN} {{}})", NUMBER),
-    "eval_every": (
-        1000,
-        None,
-        f"steps between evaluations, or 0 ({{}}; {OWN} an epoch)",
-        NUMBER,
-    ),
+    "eval_every": (1000, None, f"steps between evaluations, or 0 ({{}}; {OWN} an epoch)", NUMBER),
     "model": (UNFIT, "reinforced", "what is trained: a folder, or a name of the hub ({1})", {}),
     "eval_data": (UNFIT, None, "held-out chats (one in 16 of --data)", FILE),
     "system": (UNFIT, None, "system prompt for chats that have none", {"metavar": "TEXT"}),

@@ -5,16 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
-from docs.report.tables import (
-    Group,
-    markdown,
-    pivot,
-    provenance,
-    rate,
-    source,
-    spread,
-    where,
-)
+from docs.report.tables import Group, markdown, pivot, provenance, rate, source, spread, where
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     Document,

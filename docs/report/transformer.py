@@ -4,13 +4,7 @@ from functools import partial
 from statistics import geometric_mean
 
 from docs.report.tables import markdown, pivot, provenance, rate, source
-from flash_versions.bench.results import (
-    Document,
-    any_row,
-    lines,
-    ratio,
-    rows_of,
-)
+from flash_versions.bench.results import Document, any_row, lines, ratio, rows_of
 
 
 def compared(own, other, form="{:.2f}", times="{:.2f}"):

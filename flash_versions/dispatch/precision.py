@@ -110,10 +110,7 @@ def is_fp8(x: torch.Tensor) -> bool:
 
 
 def checked_precision(
-    precision: object,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    asked: Mapping[str, Any],
+    precision: object, q: torch.Tensor, k: torch.Tensor, asked: Mapping[str, Any]
 ) -> str | None:
     """The canonical text of the precision of a call, None if it is that of 16- or 32-bit inputs.
 

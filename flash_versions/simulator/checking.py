@@ -64,10 +64,7 @@ class Watch(TorchFunctionMode):
     """
 
     def __init__(
-        self,
-        inputs: dict[str, torch.Tensor],
-        largest: int | None = None,
-        file: str | None = None,
+        self, inputs: dict[str, torch.Tensor], largest: int | None = None, file: str | None = None
     ) -> None:
         super().__init__()
         self.inputs, self.file = inputs, file

@@ -9,13 +9,7 @@ from flash_versions.dispatch.autograd.kept import find_call, serve
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Options, Sides, make_request
-from flash_versions.dispatch.version import (
-    BASELINES,
-    EXPLICIT,
-    VERSIONS,
-    choose_version,
-    register,
-)
+from flash_versions.dispatch.version import BASELINES, EXPLICIT, VERSIONS, choose_version, register
 from flash_versions.versions import fa1, fa2, fa3, fa4
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 

@@ -385,10 +385,7 @@ def habits():
     """Probabilities of the token after <think>, and of the carry."""
     with torch.no_grad():
         p = model(torch.tensor([half_done]))[0].softmax(-1)
-    return {
-        "guess": p[think_at, ord("e")].item(),
-        "forgotten": p[-1, ord("0")].item(),
-    }
+    return {"guess": p[think_at, ord("e")].item(), "forgotten": p[-1, ord("0")].item()}
 
 
 # %% tags=["varies"]

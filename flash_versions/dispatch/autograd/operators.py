@@ -13,11 +13,7 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import (
-    empty_results,
-    run_backward,
-    run_differentiable,
-)
+from flash_versions.dispatch.autograd.compute import empty_results, run_backward, run_differentiable
 from flash_versions.dispatch.autograd.derivatives import (
     NO_FORWARD_MODE,
     FirstDerivative,

@@ -311,10 +311,7 @@ launch_sink = Launcher(sink_kernel)
 
 
 def compute_delta(
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    do: torch.Tensor,
-    dlse: torch.Tensor | None,
+    o: torch.Tensor, lse: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None
 ) -> torch.Tensor:
     """delta (batch, heads, M) in fp32, see `delta_kernel`."""
     batch, q_length, heads, _ = o.shape

@@ -34,12 +34,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2 import decode, stream_k
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import (
-    arguments,
-    decodes,
-    store_partial,
-    store_result,
-)
+from flash_versions.versions.fa2.decode import arguments, decodes, store_partial, store_result
 from flash_versions.versions.fa2.splits import splits_of
 from flash_versions.versions.tiles.algebra import blocks_of_queries, softmax_step
 from flash_versions.versions.tiles.intervals import (

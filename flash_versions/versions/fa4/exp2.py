@@ -35,12 +35,7 @@ COEFFICIENTS = tl.constexpr(
 )  # fmt: skip
 # The smallest degree whose error, once P is rounded to a dtype, is within what rounding alone may
 # do: the same command.
-DEGREES = {
-    torch.bfloat16: 3,
-    torch.float16: 4,
-    torch.float8_e4m3fn: 2,
-    torch.float8_e5m2: 2,
-}
+DEGREES = {torch.bfloat16: 3, torch.float16: 4, torch.float8_e4m3fn: 2, torch.float8_e5m2: 2}
 
 
 @triton.jit

@@ -47,11 +47,7 @@ from flash_versions.versions.fa3.forward import (
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.algebra import (
-    blocks_of_queries,
-    finalize,
-    last_visible,
-)
+from flash_versions.versions.tiles.algebra import blocks_of_queries, finalize, last_visible
 from flash_versions.versions.tiles.rows import constant, store_row_values, store_rows
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference

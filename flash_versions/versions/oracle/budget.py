@@ -257,10 +257,7 @@ def fp32_rounding(
     lse = oracle["lse"].abs().nan_to_num(posinf=0.0)
     of_scores, of_lse = HALF_ULP * finite_max(scores), 4 * HALF_ULP * finite_max(lse)
     moved = torch.maximum(scores, lse.mT)[..., None] * deviation_of_values(exact)
-    terms = {
-        "o": HALF_ULP * kept * (finite_max(v) + finite_max(moved)),
-        "lse": of_scores + of_lse,
-    }
+    terms = {"o": HALF_ULP * kept * (finite_max(v) + finite_max(moved)), "lse": of_scores + of_lse}
     if do is None:
         return terms
     # The error of dP - delta, for each query.

@@ -214,7 +214,6 @@ CONFIGS = {
     "high": GemmConfig(stages=4, ping_pong=False),
     "wide": NORM,
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
-    "narrow": GemmConfig(rows=64, columns=32, stages=14, buffers=4),
     "two stages": GemmConfig(stages=2),
     "wide sub-tiles": replace(NORM, stages=3, epilogue_columns=128),
     "norm": NORM,

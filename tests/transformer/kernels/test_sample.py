@@ -7,13 +7,7 @@ import torch
 
 from transformer.generation.decoding import Decoding, SampleOptions
 from transformer.generation.sampling import Sampling, draw_from
-from transformer.model.kernels.decode.sample import (
-    CHUNK,
-    Draws,
-    Record,
-    choose,
-    sample_into,
-)
+from transformer.model.kernels.decode.sample import CHUNK, Draws, Record, choose, sample_into
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

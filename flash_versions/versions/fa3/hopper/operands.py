@@ -15,11 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from flash_versions.versions.fa3.fp8.pairs import are_pairs
-from flash_versions.versions.tiles.wgmma import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    operand_layout,
-)
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
 
 
 @gluon.constexpr_function

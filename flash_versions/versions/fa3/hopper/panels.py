@@ -33,11 +33,7 @@ from flash_versions.versions.tiles.pipeline import (
     make_slots,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile
-from flash_versions.versions.tiles.wgmma import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    operand_layout,
-)
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
 
 
 @aggregate

@@ -47,11 +47,7 @@ Hopper can use.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import make_scales
@@ -62,21 +58,14 @@ from flash_versions.versions.fa3.hopper.forward import (
     pass_over,
     produce,
 )
-from flash_versions.versions.fa3.hopper.panels import (
-    make_boxes,
-    moved,
-    number_of_parts,
-)
+from flash_versions.versions.fa3.hopper.panels import make_boxes, moved, number_of_parts
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.correction import corrected
 from flash_versions.versions.fa4.hopper.roles import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.hopper.starts import LIMIT, raise_start, reference_of
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.pipeline import (
-    as_matrix,
-    named_barrier_arrive,
-)
+from flash_versions.versions.tiles.pipeline import as_matrix, named_barrier_arrive
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, replaced, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS

@@ -35,11 +35,7 @@ def check_fold(fold: Callable[..., State]) -> None:
 def follow(fold: Callable[..., State], scores: np.ndarray, values: np.ndarray, which: str) -> None:
     """Fold scores (rows, keys) block by block and compare the state after each."""
     rows, keys = scores.shape
-    state: State = (
-        np.zeros((rows, values.shape[1])),
-        np.full(rows, -np.inf),
-        np.zeros(rows),
-    )
+    state: State = (np.zeros((rows, values.shape[1])), np.full(rows, -np.inf), np.zeros(rows))
     for j in range(keys // BLOCK):
         block = slice(j * BLOCK, (j + 1) * BLOCK)
         with np.errstate(all="ignore"):

@@ -17,8 +17,8 @@ class GemmConfig:
 
     Attributes:
         rows: of a consumer's part of a tile; 64 or 128.
-        columns: of a tile; 32, 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half
-            of a consumer's registers, and none can be larger.
+        columns: of a tile; 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half of a
+            consumer's registers, and none can be larger.
         stages: slots of the pipeline.
         group: rows of tiles that are walked down before the next column of tiles, so that what is
             computed at one time shares A and B in the L2 cache.
@@ -82,7 +82,7 @@ def default_config(
         return together
     if not swiglu and cdiv(rows, 128) * cdiv(columns, 256) > num_sms:
         return replace(together, rows=64, columns=256, epilogue_columns=64)
-    sizes = [(128, 128, 5 if residual else 6), (64, 128, 8), (64, 64, 12), (64, 32, 14)]
+    sizes = [(128, 128, 5 if residual else 6), (64, 128, 8), (64, 64, 12)]
     enough = (s for s in sizes if 2 * cdiv(rows, s[0]) * cdiv(columns, s[1]) > num_sms)
     high, wide, stages = next(enough, sizes[-1])
     return GemmConfig(rows=high, columns=wide, stages=stages, buffers=4 if residual else 2)

@@ -111,11 +111,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.backward.accumulate import (
-    accumulate,
-    add,
-    make_addends,
-)
+from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate, add, make_addends
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.deterministic import take_turns

@@ -20,13 +20,7 @@ from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, shared_tiles
 from flash_versions.versions.fa3.hopper.backward.split_groups import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.rows import (
-    Rows,
-    View,
-    cdiv,
-    load_row_values,
-    row_pointers,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_row_values, row_pointers
 from flash_versions.versions.tiles.sequences import Sequences, empty_fp32, new_gradients
 from flash_versions.versions.tiles.tma import describable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out

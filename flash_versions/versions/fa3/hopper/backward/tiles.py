@@ -4,11 +4,7 @@ to memory.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from flash_versions.versions.fa3.hopper.panels import (
     Boxes,
@@ -211,10 +207,7 @@ def multiply_dq(ds_tile, k_part):
 def conversion_ptx(dtype):
     """PTX that rounds two numbers to one register, and PTX that takes it apart."""
     if dtype == gl.bfloat16:
-        return (
-            "cvt.rn.bf16x2.f32 $0, $2, $1;",
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-        )
+        return ("cvt.rn.bf16x2.f32 $0, $2, $1;", "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
     return (
         "cvt.rn.f16x2.f32 $0, $2, $1;",
         "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "

@@ -15,11 +15,7 @@ from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.fa3.hopper.config import default_config as forward_config
 from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
 from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
-from flash_versions.versions.fa3.hopper.host import (
-    kv_apart,
-    score_scales,
-    slopes_strides,
-)
+from flash_versions.versions.fa3.hopper.host import kv_apart, score_scales, slopes_strides
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import ragged_box
 from flash_versions.versions.tiles.rows import cdiv

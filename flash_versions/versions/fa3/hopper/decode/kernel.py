@@ -61,19 +61,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.pairs import softmax_step
 from flash_versions.versions.fa3.hopper.decode.pieces import PANEL, Output, store_piece
-from flash_versions.versions.fa3.hopper.decode.problem import (
-    DecodeProblem,
-    KeyRows,
-    ScoreChanges,
-)
+from flash_versions.versions.fa3.hopper.decode.problem import DecodeProblem, KeyRows, ScoreChanges
 from flash_versions.versions.tiles.pipeline import Pipeline
 from flash_versions.versions.tiles.ragged import box_in_sequence
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, reinterpret
-from flash_versions.versions.tiles.wgmma import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    operand_layout,
-)
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, operand_layout
 
 COUNTS = [
     "q_length", "kv_length", "batch", "kv_heads", "shares", "table_stride", "apart",

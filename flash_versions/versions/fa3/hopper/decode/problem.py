@@ -218,10 +218,7 @@ class DecodeProblem:
             slope = gl.load(self.mods.slopes + at, mask=self.exist(row), other=0.0)
             slope = slope.to(gl.float32) * (LOG2E / self.mods.scale_log2)
         return Queries(
-            place,
-            first_visible(place, 0, left),
-            last_visible(place, 0, right, length),
-            slope,
+            place, first_visible(place, 0, left), last_visible(place, 0, right, length), slope
         )
 
     @gluon.jit

@@ -41,10 +41,7 @@ pass through L2. Products with 32 columns take shared memory 1.5 times as long a
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    tma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
