@@ -27,7 +27,6 @@ is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 asks_for_determinism: Callable[[], bool] = getattr(
     torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
 )
-is_compiling = torch.compiler.is_compiling
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 is_traced: Any = torch._C._get_tracing_state
 transform: Any = torch._C._functorch.peek_interpreter_stack
@@ -59,7 +58,8 @@ def is_quiet() -> bool:
     """Whether nothing of torch watches calls or changes them: torch.compile and torch.export, a
     dispatch mode, a trace, a transform such as vmap.
     """
-    return not (is_compiling() or dispatch_modes() or is_traced() or transform() is not None)
+    compiled = torch.compiler.is_compiling()  # by this name, which torch.compile 2.10 knows
+    return not (compiled or dispatch_modes() or is_traced() or transform() is not None)
 
 
 def is_cast(*tensors: torch.Tensor) -> bool:
