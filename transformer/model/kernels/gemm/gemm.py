@@ -112,7 +112,7 @@ def product(
     """`linear`, or `swiglu` if there is an `up`."""
     tensors = in_one_dtype(x, weight, up, bias, residual)
     x, weight, up, bias, residual = tensors
-    check(x, weight, bias, residual, up)
+    check(x, weight, bias=bias, residual=residual, up=up)
     if eps is not None and (residual is not None or not eps >= 0):
         raise ValueError(f"eps={eps} is of a norm: it is 0 or more, and there is no residual then.")
     gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -206,18 +206,15 @@ def addressable(x: Tensor) -> bool:
 
 def in_one_dtype(*tensors: Any) -> tuple:
     """The tensors in the dtype of torch.autocast, if that is on."""
-    given = [x for x in tensors if x is not None]
-    if not all(isinstance(x, Tensor) for x in given):
+    if not all(x is None or isinstance(x, Tensor) for x in tensors):
         kinds = ", ".join(type(x).__name__ for x in tensors)
         raise ValueError(f"the arguments must be tensors, not {kinds}.")
-    cast = iter(in_autocast_dtype(*given))
+    cast = iter(in_autocast_dtype(*(x for x in tensors if x is not None)))
     return tuple(None if x is None else next(cast) for x in tensors)
 
 
-def check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, up: Tensor | None
-) -> None:
-    """Refuse what does not fit, with a ValueError."""
+def check(x: Tensor, weight: Tensor, **others: Tensor | None) -> None:
+    """Refuse what does not fit, with a ValueError; `others` are bias, residual, up."""
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x has shape {tuple(x.shape)} and the weight {tuple(weight.shape)}; (..., K) and "
@@ -226,20 +223,15 @@ def check(
     if x.dtype not in DTYPES:
         raise ValueError(f"x has dtype {x.dtype}; float16, bfloat16 and float32 work.")
     shape = (*x.shape[:-1], weight.shape[0])
-    for name, tensor, expected in (
-        ("weight", weight, weight.shape),
-        ("bias", bias, shape[-1:]),
-        ("residual", residual, shape),
-        ("up", up, weight.shape),
-    ):
-        if tensor is None:
-            continue
-        if tensor.shape != expected:
+    shapes = {"bias": shape[-1:], "residual": shape, "up": tuple(weight.shape)}
+    named = {name: tensor for name, tensor in others.items() if tensor is not None}
+    for name, tensor in {"weight": weight, **named}.items():
+        if tuple(tensor.shape) != shapes.get(name, tuple(tensor.shape)):
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; x {tuple(x.shape)} and the weight "
-                f"{tuple(weight.shape)} need {tuple(expected)}."
+                f"{tuple(weight.shape)} need {shapes[name]}."
             )
-        if tensor.dtype != x.dtype or tensor.device != x.device:
+        if (tensor.dtype, tensor.device) != (x.dtype, x.device):
             raise ValueError(
                 f"{name} is {tensor.dtype} on {tensor.device} and x {x.dtype} on {x.device}; all "
                 "must have one dtype and device."
