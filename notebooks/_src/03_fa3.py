@@ -367,8 +367,8 @@ check("causal_order", causal_order)
 # %% [markdown]
 # In the kernel, a program has its `number` in the grid and computes from it which tile of which head it works on. The
 # order takes `section` heads together, whose keys and values fit into the L2 cache, and the next ones after them. The
-# function returns `head * tiles + t`. Here `t` = 0 is the *last* tile of queries, the heaviest one. It is from the
-# lesson for Hopper; the portable lesson has these lines in its `forward_kernel`.
+# function returns `head * tiles + t`. Here `t` = 0 is the *last* tile of queries, the heaviest one. This is the function
+# of the lesson for Hopper; the portable lesson has the same lines in its `forward_kernel`.
 
 # %% tags=["hide-input"]
 show_plain("fa3-hopper", "heavy_first")

@@ -68,9 +68,7 @@ def test_more_heads_than_a_grid_axis_holds(version):
 @by_version
 @pytest.mark.parametrize("options", [{}, {"window": (100, None)}, {"softcap": 9.0}], ids=str)
 def test_memory_grows_with_the_length_not_its_square(version, options):
-    @torch.autograd.set_multithreading_enabled(
-        False
-    )  # a thread of its own keeps results for a while
+    @torch.autograd.set_multithreading_enabled(False)  # else a thread keeps results for a while
     def peak(S):
         q, k, v = torch.randn(3, 1, S, 4, 64, device="cuda", dtype=torch.bfloat16)
         for _ in range(5):  # it compiles, libraries keep memory, and calls are recorded

@@ -12,6 +12,7 @@ up; and r = u sqrt(head_dim), to which the roundings of such a sum add up if the
 * o: two roundings to the dtype at the size of o, half an ulp each: P is rounded before P V, o after
   it. One u of the fp32 accumulator at the size of its summands, which are as large as v. One u of
   the scores, at the size of t or of the lse: it moves o by no more than the deviation of v under P.
+  FA1 rounds o in every block, which is not counted: in fp32, hundreds of keys can exceed this.
 * lse: one u at the size of t, four at that of the lse, as scores go to log2 units and back.
 * dq, dk, dv, dsink: two roundings to the dtype at the size of the gradient: of dS or P before the
   product, of the gradient after it. At that size too, the error of P = exp(s - lse), which is
