@@ -23,8 +23,7 @@ if gpus := os.environ.get("GPUS"):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from flash_versions.dispatch.replay import keys  # noqa: E402
-from flash_versions.versions import fa3, fa4  # noqa: E402
+from flash_versions.dispatch.replay import keys, recording  # noqa: E402
 from tests.helpers.kernels.overflow import check_overflow  # noqa: E402
 
 pytest_plugins = [
@@ -113,16 +112,16 @@ def poisoned_memory(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(new_empty))
+    monkeypatch.setitem(recording.KNOWN, torch.Tensor.new_empty, recording.KNOWN[new_empty])
 
 
 @pytest.fixture(autouse=True)
-def nothing_planned(monkeypatch):
-    """A plan that was made under the patches of another test, and calls that were kept."""
+def nothing_kept(monkeypatch):
+    """No call that was kept under the patches of another test."""
     monkeypatch.setattr(keys, "known", {})
     monkeypatch.setattr(keys, "seen", {})
-    for chosen in (fa3.VERSION.forward, fa4.VERSION.forward, fa3.VERSION.backward):
-        monkeypatch.setattr(chosen, "plans", {})
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.dispatch.replay.driver import has_hooks
-from flash_versions.dispatch.replay.recording import note
+from flash_versions.dispatch.replay.driver import has_hooks, is_descriptor
+from flash_versions.dispatch.replay.recording import note, plain
+from flash_versions.dispatch.replay.traced import Traced
 
 
 class Launcher:
@@ -51,6 +50,7 @@ class Launcher:
         constants: dict[str, Any],
         num_warps: int = 4,
         num_stages: int = 2,
+        key: tuple | None = None,
     ) -> Any:
         """Launch the kernel on `grid`.
 
@@ -60,12 +60,13 @@ class Launcher:
             constants: the tl.constexpr parameters that follow them, in order.
             num_warps: warps of a program.
             num_stages: stages of software pipelining.
+            key: all that decides which compiled form there is, if the caller knows it.
 
         Returns:
             the compiled form; None of a kernel that is simulated.
         """
         values = tuple(constants.values())
-        key = (
+        key = key or (
             num_warps,
             num_stages,
             # The hash of a function is that of its source.
@@ -77,9 +78,10 @@ class Launcher:
         if compiled is not None:
             start(compiled, grid, (*arguments, *values))
             return compiled
-        compiled = self.kernel[grid](
-            *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **self.options
-        )
+        compiled = self.kernel[plain(grid)](
+            *plain(arguments), **plain(constants), num_warps=num_warps, num_stages=num_stages,
+            **self.options
+        )  # fmt: skip
         note(compiled, (*grid, 1, 1)[:3], (*arguments, *values))
         if compiled is not None:  # a simulated kernel has no compiled form
             self.compiled[key] = compiled
@@ -93,24 +95,19 @@ def kinds_of(arguments: Iterable[Any]) -> list:
     """
     found: list[Any] = []
     for x in arguments:
-        kind = type(x)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        kind = type(x.value) if type(x) is Traced else type(x)
+        if isinstance(x, torch.Tensor):
             found += x.dtype, x.get_device(), x.data_ptr() % 16 == 0
         elif kind is int:
-            is_short = -(2**31) <= x < 2**31
-            found.append(1 if x == 1 else 2 + (x % 16 == 0) + 2 * is_short)
-        elif kind is GluonDescriptor:
-            found += x.base.dtype, x.base.get_device(), *x.block_shape, x.layout
+            found.append(1 if x == 1 else 2 + (x % 16 == 0) + 2 * (x < 2**31))
         elif x is None or kind is float:
             found.append(kind)
         elif kind is tl.constexpr:
             found.append(x.value)
         elif isinstance(x, tuple):
             found += kind, *kinds_of(x)
-        elif kind is TensorDescriptor:
-            found += x.base.dtype, x.base.get_device(), *x.block_shape
-        elif isinstance(x, torch.Tensor):  # of a subclass
-            found += x.dtype, x.get_device(), x.data_ptr() % 16 == 0
+        elif is_descriptor(x):
+            found += x.base.dtype, x.base.get_device(), *x.block_shape, getattr(x, "layout", None)
         else:
             found.append(x)
     return found
@@ -120,8 +117,7 @@ def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Launch a compiled form that was launched before: compiled[grid](*arguments), but it skips the
     hook calls if no hook is set, such as a profiler's.
     """
-    x, y, z = (*grid, 1, 1)[:3]
-    note(compiled, (x, y, z), arguments)
+    (x, y, z), arguments = note(compiled, (*grid, 1, 1)[:3], arguments)
     if has_hooks():
         compiled[x, y, z](*arguments)
         return
@@ -129,37 +125,3 @@ def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     stream = driver.get_current_stream(driver.get_current_device())
     about = compiled.function, compiled.packed_metadata
     compiled.run(x, y, z, stream, *about, None, None, None, *arguments)
-
-
-class Plan:
-    """What a kind of requests has in common: everything that a kernel is compiled for.
-
-    Attributes:
-        launcher: of the kernel.
-        config: the switches of the kernel.
-        constants: the tl.constexpr parameters, in order; `values` without their names.
-        boxes: how tensors are cut into boxes (`tma.Box`); what they are, the kernel's host says.
-        form: the compiled form of the kernel, None before the first launch.
-        lay_outs: the launches that plan tiles of ragged sequences, see `varlen_scheduler.lay_out`.
-    """
-
-    def __init__(
-        self, launcher: Launcher, config: Any, constants: dict[str, Any], boxes: tuple = ()
-    ) -> None:
-        self.launcher, self.config, self.constants, self.boxes = launcher, config, constants, boxes
-        self.values = tuple(constants.values())
-        self.form: Any = None
-        self.lay_outs: dict[int, Plan] = {}
-
-    def absent(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The argument for a tensor that a request does not have: any tensor, x, as long as Triton
-        needs a type for it, then None, which takes a launch no time.
-        """
-        return x if self.form is None else None
-
-    def launch(self, grid: tuple[int, ...], arguments: tuple) -> None:
-        """Launch the kernel on arguments as `Launcher.__call__` takes them."""
-        if self.form is None:
-            self.form = self.launcher(grid, arguments, self.constants)
-        else:
-            start(self.form, grid, (*arguments, *self.values))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -16,36 +15,6 @@ ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tens
 WIDE = 256  # head dims up to this one have kernels of every version
 WIDEST = 512  # and up to this one FA2's
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
-
-
-class Chosen:
-    """A forward, or a backward, of several kernels.
-
-    Args:
-        choose: `choose(request)` returns the one that computes the request. It takes the same
-            arguments and gives the same results.
-        more: of a request of a known kind (`Version.kind_of`), what `choose` looks at beside the
-            kind; None: it is asked anew.
-    """
-
-    def __init__(
-        self, choose: Callable[[Request], Callable], more: Callable[[Request], tuple | None]
-    ) -> None:
-        self.choose, self.more = choose, more
-        self.plans: dict[tuple, Callable] = {}
-
-    def find(self, request: Request, kind: tuple | None = None) -> Callable:
-        """What is chosen for a request; once for all of a kind."""
-        if kind is None or (more := self.more(request)) is None:
-            return self.choose(request)
-        plan = self.plans.get(kind + more)
-        if plan is None:
-            plan = self.plans[kind + more] = self.choose(request)
-        return plan
-
-    def __call__(self, request: Request, *given: Any) -> Any:
-        """What is chosen, called."""
-        return self.find(request)(request, *given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +32,11 @@ class Version:
             M): what the backward needs beside the LSE, or None. Packed: batch is 1, M the total. A
             baseline may give None for the LSE, too.
         limits: `limits(request)` returns the sentence that says why this version cannot serve a
-            request, or None.
+            request, or None, whatever its lengths.
         backward: `backward(request, o, lse, statistics, do, dlse)` returns (dq, dk, dv, dsink),
             dsink None without a sink; dlse may be None. None for a baseline, which autograd
             differentiates.
         num_statistics: first dimension of statistics.
-        kind_of: `kind_of(request)` returns all of a request that decides which kernels serve it,
-            and all that they are compiled for; None: it is asked anew for each request. Not the
-            lengths: requests of one kind have one plan.
         variants: the forward with one thing changed, by name: what the ablation measures.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
             are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
@@ -89,7 +55,6 @@ class Version:
     limits: Callable[[Request], str | None]
     backward: Backward | None = None
     num_statistics: int = 0
-    kind_of: Callable[[Request], tuple | None] = lambda request: None
     variants: Mapping[str, Forward] = field(default_factory=dict)
     forward_quantized: ForwardQuantized | None = None
     fp8_variants: Mapping[str, ForwardQuantized] = field(default_factory=dict)

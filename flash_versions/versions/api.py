@@ -182,10 +182,10 @@ def attention(
         options = (
             version, causal, scale, softcap, num_splits, return_lse, deterministic, batch_invariant
         )  # fmt: skip
-        call, tensors, where = find_call(
-            q, k, v, options, window, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sink, kv_lengths,
-            kv_starts, block_table, query_starts, query_ends
-        )  # fmt: skip
+        call, tensors, where = find_call(q, k, v, options, window, (
+            alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, kv_lengths, kv_starts, block_table,
+            query_starts, query_ends
+        ))  # fmt: skip
     if call is not None:
         o, lse = serve(call, tensors, where)
         return (o, lse) if return_lse else o  # type: ignore[return-value]

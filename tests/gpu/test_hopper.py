@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from flash_versions import attention, masks
-from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
@@ -15,6 +14,7 @@ from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import tile_scheduler
 from tests.gpu.launches import captured, differing, differing_in_streams, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
+from tests.helpers.kernels.launches import launched
 
 pytestmark = on_hopper
 SMALL = HopperConfig(2, block_kv=128, stages=2)  # fits at head_dim 64 with up to four stages
@@ -109,13 +109,11 @@ def test_captured_launches_beyond_those_in_store(monkeypatch):
 
 
 def test_attention_uses_it_and_trains_through_it(monkeypatch):
-    seen = []
-    launch = Plan.launch
-    monkeypatch.setattr(Plan, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
+    seen = launched(monkeypatch)
     leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
     o = attention(*leaves, causal=True, version="fa3")
     o.float().square().sum().backward()
     o = o.detach()
-    assert [plan.launcher for plan in seen].count(host.launch_forward) == 1
+    assert [launcher for launcher, _ in seen].count(host.launch_forward) == 1
     do = (2 * o.float()).to(o.dtype)
     assert_gradients_right(make_request(*leaves, causal=True), [x.grad for x in leaves], do)

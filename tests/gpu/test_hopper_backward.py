@@ -9,13 +9,13 @@ import torch
 
 from flash_versions import attention
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
-from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
 from tests.gpu.launches import differing, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right
+from tests.helpers.kernels.launches import launched
 
 pytestmark = on_hopper
 
@@ -126,11 +126,9 @@ def test_the_same_bits_beside_other_work(D, causal):
 
 
 def test_attention_uses_it_in_order_or_not(monkeypatch):
-    seen = []
-    launch = Plan.launch
-    monkeypatch.setattr(Plan, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
+    seen = launched(monkeypatch)
     leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
     for ordered in (False, True):
         attention(*leaves, causal=True, version="fa3", deterministic=ordered).sum().backward()
-    plans = [plan for plan in seen if plan.launcher is backward_hopper.launch_backward]
-    assert [plan.constants["ORDERED"] for plan in plans] == [False, True]
+    mine = [x for launcher, x in seen if launcher is backward_hopper.launch_backward]
+    assert [x["ORDERED"] for x in mine] == [False, True]

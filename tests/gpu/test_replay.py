@@ -1,6 +1,7 @@
 """Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
 
 import gc
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -101,9 +102,48 @@ def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch)
         for x, y in zip(mine, theirs, strict=True):
             assert torch.equal(x, y)
     ((_, call),) = [one for found in keys.known.values() for one in found]
-    assert call.forward.replay is not None or version == "fa1", call.forward.reason
+    assert call.forward.replays or version == "fa1", call.forward.reason
     backwards = [tape for found in call.backwards.values() for _, tape in found]
-    assert (call.usual is not None) == any(tape.replay for tape in backwards)
+    assert not backwards or any(tape.replays or tape.reason for tape in backwards)
+
+
+LENGTHS = {
+    "causal": (lambda n, m: dense(1 + n % 3, n, n), dict),
+    "groups": (lambda n, m: dense(1, n, n, heads=8, D=128), lambda: {"causal": True}),
+    "other keys": (lambda n, m: dense(1, n, m, D=128), dict),
+    "window": (lambda n, m: dense(1, n, n), lambda: {"window": (100, 0)}),
+    "packed": (lambda n, m: packed(n), lambda: {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lengths_that_never_came_before(case, version, monkeypatch):
+    """A replay of other lengths gives the ordinary way's bits, and most are replayed."""
+    make, given = LENGTHS[case]
+    rng, options = random.Random(0), given()
+    served = 0
+    for _ in range(60):
+        n, m = rng.randrange(1, 3000), rng.randrange(1, 3000)
+        leaves = make(n, m)
+        if case == "packed":
+            options["cu_seqlens_q"] = cuts(0, *sorted(rng.choices(range(n), k=1 + n % 5)), n)
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "place_of", lambda x: None)
+            expected = results(version, leaves, options)
+        before = recordings()
+        found = results(version, leaves, options)
+        served += recordings() == before
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x, y), (n, m)
+    assert served >= 30
+
+
+def recordings():
+    """How many there are, of all calls."""
+    calls = [call for found in keys.known.values() for _, call in found]
+    tapes = [tape for call in calls for found in call.backwards.values() for _, tape in found]
+    return sum(len(tape.replays) for tape in [*tapes, *[call.forward for call in calls]])
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
@@ -195,7 +235,7 @@ def test_kernels_are_launched_by_the_driver_alone(case, version):
         results(version, make(), options)
     ((_, call),) = [one for found in keys.known.values() for one in found]
     ((_, tape),) = [one for found in call.backwards.values() for one in found]
-    for replay in (call.forward.replay, tape.replay):
+    for replay in (*call.forward.replays, *tape.replays):
         assert "start_again(" in replay.__doc__
         assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
 

@@ -3,10 +3,9 @@
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import run_forward
 from flash_versions.dispatch.autograd.derivatives import NO_FORWARD_MODE
 from flash_versions.dispatch.autograd.kept import Call, serve
-from flash_versions.dispatch.autograd.operators import apply_plainly, forward_operator, is_plain
+from flash_versions.dispatch.autograd.operators import forward_operator, is_plain
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS, Version, choose_version
@@ -39,17 +38,11 @@ def run(
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
     if is_plain(request):
+        call = Call(version, request, request.needs_grad)
         # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
         if slot is not None and VERSIONS.get(version.name) is version:
-            call = Call(version, request, request.needs_grad)
             slot.keep(call)
-            return serve(call, call.tensors(request))
-        if request.needs_grad:
-            given = request.q, request.k, request.v, request.sink
-            o, lse, _ = apply_plainly(version, request, True, *given)
-        else:
-            o, lse, _ = run_forward(version, request)
-        return o, lse
+        return serve(call, call.tensors(request))
     if (VERSIONS | EXPLICIT).get(version.name) is not version:
         raise ValueError(
             f"version {version.name!r} is not registered; torch.compile, vmap and dispatch modes "

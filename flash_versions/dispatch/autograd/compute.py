@@ -1,12 +1,10 @@
 """The results and the gradients of a request: tensors are put in the form that kernels take."""
 
-from typing import NamedTuple
-
 import torch
 
 from flash_versions.dispatch.replay.keys import current_device
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Backward, Chosen, Version
+from flash_versions.dispatch.version import Version
 
 # Kernels add two positions, or a position and a side of the window, in 32 bits, and take
 # `tiles.algebra.EVER`, which is 2^30, for later than every query.
@@ -33,53 +31,22 @@ def check_counts(request: Request) -> None:
         )
 
 
-class Prepared(NamedTuple):
-    """A backward that waits for the gradient of o; `deterministic` is what torch may be told until
-    then.
-    """
-
-    backward: Backward
-    deterministic: bool
-
-
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
-    return run_differentiable(version, request, False)[0]
-
-
-def run_differentiable(
-    version: Version, request: Request, prepare: bool = True
-) -> tuple[Results, Prepared | None]:
-    """The results of `run_forward`, and what of the backward can be prepared with it.
-
-    Autograd runs a backward in a thread that has just woken up, on a core with neither code nor
-    data at hand: there, Python takes several times as long.
-    """
     if version.backward is None:  # a baseline
-        return version.forward(request), None  # type: ignore[return-value]
+        return version.forward(request)  # type: ignore[return-value]
     q, cuts = request.q, request.cu_seqlens_q
-    if request.block_table is not None or max(q.numel(), request.k.numel()) >= MOST_ROWS:
-        check_counts(request)
+    check_counts(request)
     if not q.numel() or (cuts is not None and request.batch == 0):
-        nothing = empty_results(version, request)
-        return (nothing[0].zero_(), nothing[1].fill_(float("-inf")), nothing[2]), None
+        o, lse, statistics = empty_results(version, request)
+        return o.zero_(), lse.fill_(float("-inf")), statistics
     if q.is_cuda and q.get_device() != current_device():
         with torch.cuda.device(q.device):  # Triton launches on the current GPU
-            return run_differentiable(version, request, prepare)
-    aligned, forward, prepared = in_vectors(request), version.forward, None
-    kind = version.kind_of(aligned)
-    if isinstance(forward, Chosen):
-        forward = forward.find(aligned, kind)
-    o, lse, statistics = forward(aligned)
-    assert lse is not None  # only a baseline has none
-    if aligned is not request:
-        return (narrowed(o, request.v), lse, statistics), None
-    if prepare and kind is not None:
-        assert isinstance(version.backward, Chosen)
-        plan, deterministic = version.backward.find(request, kind), request.is_deterministic
-        if hasattr(plan, "prepare"):
-            prepared = Prepared(plan.prepare(request), deterministic)
-    return (o, lse, statistics), prepared
+            return run_forward(version, request)
+    aligned = in_vectors(request)
+    o, found, statistics = version.forward(aligned)
+    assert found is not None  # only a baseline has none
+    return narrowed(o, request.v), found, statistics
 
 
 def in_vectors(request: Request) -> Request:
@@ -117,10 +84,8 @@ def run_backward(
     statistics: torch.Tensor | None,
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
-    prepared: Prepared | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE. Prepared: what
-    `run_differentiable` returned for the request.
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE.
 
     Raises:
         ValueError: the request is in FP8, which has no gradients.
@@ -130,7 +95,7 @@ def run_backward(
             f"precision={request.precision!r} is forward only and a gradient of its result was "
             f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
         )
-    nothing = prepared is None and 0 in (o.numel(), request.k.numel(), request.batch)
+    nothing = 0 in (o.numel(), request.k.numel(), request.batch)
     if nothing or (do is None and dlse is None):
         dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
         dsink = None if request.sink is None else torch.zeros_like(request.sink)
@@ -139,7 +104,7 @@ def run_backward(
         return dq, dk, dv, dsink
     if o.is_cuda and o.get_device() != current_device():
         with torch.cuda.device(o.device):
-            return run_backward(version, request, o, lse, statistics, do, dlse, prepared)
+            return run_backward(version, request, o, lse, statistics, do, dlse)
     if do is None:
         do = o.new_zeros(o.shape)
     elif do.stride(3) != 1 and do.shape[3] > 1:
@@ -150,11 +115,7 @@ def run_backward(
     if request.kv_starts is not None:
         request, do = without_unseeing(request, do)
     assert version.backward is not None
-    if prepared is not None and prepared.deterministic == request.is_deterministic:
-        return prepared.backward(request, o, lse, statistics, do, dlse)
     aligned, backward = in_vectors(request), version.backward
-    if isinstance(backward, Chosen):
-        backward = backward.find(aligned, version.kind_of(aligned))
     if aligned is request:
         return backward(request, o, lse, statistics, do, dlse)
     dq, dk, dv, dsink = backward(aligned, widened(o), lse, statistics, widened(do), dlse)

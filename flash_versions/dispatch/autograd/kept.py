@@ -1,7 +1,6 @@
 """A call that came often: its kernels are recorded, then replayed (`dispatch/replay`)."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -13,21 +12,18 @@ from flash_versions.dispatch.autograd.derivatives import (
     has_tangent,
 )
 from flash_versions.dispatch.replay import keys
-from flash_versions.dispatch.replay.script import Replay, Returned
+from flash_versions.dispatch.replay.script import Returned
 from flash_versions.dispatch.replay.tape import Tape
-from flash_versions.dispatch.request import INTERVALS, PLACES, PLANS, Request, for_each_head
+from flash_versions.dispatch.request import (
+    INTERVALS,
+    PLACES,
+    PLANS,
+    Request,
+    check_qkv,
+    check_together,
+    of_each_key,
+)
 from flash_versions.dispatch.version import VERSIONS, Version
-
-
-class Usual(NamedTuple):
-    """A tape of a backward, and when `Attention.backward` may replay it without a look at a key."""
-
-    number: int  # of tensors
-    device: int
-    stream: int
-    asked: bool  # torch.use_deterministic_algorithms
-    fits: Callable[..., bool]
-    replay: Replay
 
 
 class Call:
@@ -43,7 +39,6 @@ class Call:
         forward: the tape of `compute`.
         backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
             gradients depend on beside the call and its tensors.
-        usual: the last of them that was found: what the next backward most likely asks for.
     """
 
     def __init__(self, version: Version, request: Request, differentiated: bool) -> None:
@@ -60,7 +55,6 @@ class Call:
         self.intervals = [i for i in self.places if i in INTERVAL_PLACES]
         self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
-        self.usual: Usual | None = None
 
     def tensors(self, request: Request) -> tuple[torch.Tensor, ...]:
         """Those of a request that is like this call's."""
@@ -76,7 +70,7 @@ class Call:
             if tensors[i].dim() == 3:
                 values[i] = tensors[i].unsqueeze(0)
         for i in self.intervals:
-            values[i] = for_each_head(values[i], values[1].shape[0], values[1].shape[2])
+            values[i] = of_each_key(Request._fields[i], values[i], {}, values[1])
         if self.one_cut:
             values[CUTS_OF_KEYS] = values[CUTS_OF_QUERIES]
         return Request(*values)
@@ -85,7 +79,10 @@ class Call:
         """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
         asked for: they are temporaries of the tape then.
         """
-        o, lse, statistics = run_forward(self.version, self.request(tensors))
+        request = self.request(tensors)
+        check_qkv(request.q, request.k, request.v)  # of these lengths
+        check_together(request)
+        o, lse, statistics = run_forward(self.version, request)
         if not (self.differentiated or self.fields.return_lse):
             return o.squeeze(0) if tensors[0].dim() == 3 else o, None, None
         if tensors[0].dim() == 3:
@@ -107,7 +104,9 @@ class Call:
         request = self.request(inputs)
         *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
         others = [dsink if i == SINK else None for i in self.places[3:]]
-        return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
+        if inputs[0].dim() == 3:
+            found = [dx.squeeze(0) for dx in found]
+        return *found, *others
 
     def replayed_gradients(self, tensors: tuple[torch.Tensor, ...]) -> Returned:
         """`gradients` of a call that is replayed, if do is given."""
@@ -116,9 +115,6 @@ class Call:
         key = *place, self.fields.is_deterministic, len(tensors)
         for fits, tape in self.backwards.get(key, ()):
             if fits(*tensors):
-                if tape.replay is not None:
-                    asked = keys.asks_for_determinism()
-                    self.usual = Usual(len(tensors), *place, asked, fits, tape.replay)
                 return tape(self.gradients, tensors, place[1])
         if not (keys.is_quiet() and keys.are_apart(tensors)):
             return self.gradients(*tensors)
@@ -133,22 +129,10 @@ SINK = Request._fields.index("sink")
 
 
 def find_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: tuple,
-    window: Any,
-    cuts: Any,
-    cuts_k: Any,
-    slopes: Any,
-    sink: Any,
-    lengths: Any,
-    first: Any,
-    table: Any,
-    starts: Any,
-    ends: Any,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, window: Any, optional: tuple
 ) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
     """The call that serves these arguments of `attention`, as `keys.find` returns it."""
+    slopes, sink, cuts, cuts_k, lengths, first, table, starts, ends = optional
     # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
     one_cut = cuts_k is cuts
     given: bool | tuple[bool, ...] | None = None  # which optional tensors, for the key
@@ -157,17 +141,8 @@ def find_call(
     if not (few and (one_cut or cuts_k is None)):
         if hasattr(starts, PLANS) or hasattr(ends, PLANS):
             return keys.NOT_FOUND  # their lists are memory of which a replay does not know
-        others = (
-            slopes,
-            sink,
-            cuts,
-            None if one_cut else cuts_k,
-            lengths,
-            first,
-            table,
-            starts,
-            ends,
-        )
+        rest = lengths, first, table, starts, ends
+        others = slopes, sink, cuts, None if one_cut else cuts_k, *rest
         given = one_cut, *[x is not None for x in others]
         others = tuple([x for x in others if x is not None])
     elif cuts is not None:
@@ -257,22 +232,10 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
         if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
             raise RuntimeError(NO_FORWARD_MODE)
-        call, saved, gradients = ctx.call, ctx.saved_tensors, None
+        call, saved = ctx.call, ctx.saved_tensors
         tensors = (*saved, do) if dlse is None else (*saved, do, dlse)
         played = ctx.is_played and do is not None
-        if played and call.usual is not None:  # no function of its own: see `keys`
-            number, device, stream, asked, fits, replay = call.usual
-            if (
-                len(tensors) == number
-                and keys.current_device() == device
-                and keys.current_stream(device) == stream
-                and not keys.is_capturing()
-                and keys.asks_for_determinism() == asked
-                and fits(*tensors)
-            ):
-                gradients = replay(tensors)
-        if gradients is None:
-            gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
+        gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(gradients, *saved[:3], do, dlse)
         return None, None, *gradients

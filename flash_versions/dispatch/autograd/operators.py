@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.autograd.compute import empty_results, run_backward, run_differentiable
+from flash_versions.dispatch.autograd.compute import empty_results
 from flash_versions.dispatch.autograd.derivatives import (
     NO_FORWARD_MODE,
     FirstDerivative,
@@ -22,7 +22,7 @@ from flash_versions.dispatch.autograd.derivatives import (
 from flash_versions.dispatch.autograd.kept import backward_of, forward_of
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import PLACES, Fields, Request
-from flash_versions.dispatch.version import Version, differentiable
+from flash_versions.dispatch.version import differentiable
 
 KINDS = {torch.Tensor: "Tensor", float: "float", int: "SymInt", bool: "bool", str: "str"}
 REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
@@ -99,23 +99,19 @@ def below_autograd(operator: Callable, *arguments: Any) -> Any:
 
 
 class Node(torch.autograd.Function):
-    """The forward of a version, and its backward as the gradient: at once if the request is plain
-    (`is_plain`) and torch does not watch the backward, either; else by the operators. The request's
-    q, k, v and sink come again as arguments, so that autograd sees them.
+    """The forward of a version, and its backward as the gradient. The request's q, k, v and sink
+    come again as arguments, so that autograd sees them.
     """
 
     @staticmethod
-    def forward(ctx: Any, version: Version, request: Request, plain, *differentiable):  # noqa: D102
-        if plain:
-            results, ctx.prepared = run_differentiable(version, request)
-        else:
-            results = below_autograd(forward_operator, version.name, *request)
+    def forward(ctx: Any, name: str, request: Request, *differentiable):  # noqa: D102
+        results = below_autograd(forward_operator, name, *request)
         fields: list[Any] = [*request]
         ctx.places = places = [i for i in PLACES if fields[i] is not None]
         ctx.save_for_backward(*[fields[i] for i in places], *results)
         for i in places:
             fields[i] = None
-        ctx.version, ctx.fields, ctx.plain = version, fields, plain
+        ctx.name, ctx.fields = name, fields
         ctx.set_materialize_grads(False)
         if results[2] is not None:
             ctx.mark_non_differentiable(results[2])
@@ -130,30 +126,17 @@ class Node(torch.autograd.Function):
         for i, x in zip(ctx.places, tensors):
             fields[i] = x
         request = Request(*fields)
-        given = request, o, lse, statistics, do, dlse
-        if ctx.plain and keys.is_quiet():
-            found = run_backward(ctx.version, *given, ctx.prepared)
-            if torch.is_grad_enabled():  # create_graph=True
-                found = FirstDerivative.apply(found, request.q, request.k, request.v, do, dlse)
-        else:
-            found = backward_operator(ctx.version.name, *request, *given[1:])
+        found = backward_operator(ctx.name, *request, o, lse, statistics, do, dlse)
         *gradients, dsink = found
-        return None, None, None, *gradients, None if request.sink is None else dsink
-
-
-# Autograd's own `apply`: that of a Function first looks for transforms, which `is_plain` does.
-apply_plainly = super(torch.autograd.Function, Node).apply
+        return None, None, *gradients, None if request.sink is None else dsink
 
 
 def forward_with_gradient(name: str, *fields: Any) -> tuple[torch.Tensor, ...]:
     """The forward operator as autograd calls it: a node if a gradient is asked for."""
     request = Request(*fields)
-    plain = is_plain(request)
     if request.needs_grad:
         given = request.q, request.k, request.v, request.sink
-        return tensors_alone(Node.apply(differentiable(name), request, plain, *given))
-    if plain:
-        return forward(name, *fields)
+        return tensors_alone(Node.apply(name, request, *given))
     return below_autograd(forward_operator, name, *fields)
 
 
@@ -167,10 +150,7 @@ def is_plain(request: Request) -> bool:
 
 def backward_without_gradient(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """The backward operator as autograd calls it."""
-    if is_plain(Request(*arguments[:NUM_FIELDS])):
-        found = backward(name, *arguments)
-    else:
-        found = below_autograd(backward_operator, name, *arguments)
+    found = below_autograd(backward_operator, name, *arguments)
     if torch.is_grad_enabled():
         return FirstDerivative.apply(found, *[x for x in arguments if isinstance(x, torch.Tensor)])
     return found

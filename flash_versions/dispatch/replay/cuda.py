@@ -14,7 +14,7 @@ from struct import Struct, calcsize
 from typing import Any, NamedTuple, NoReturn
 
 INVALID_CONTEXT = 201
-COOPERATIVE, CLUSTER, SPREAD, AFTER_PREVIOUS = 2, 4, 5, 6  # CU_LAUNCH_ATTRIBUTE_..
+AFTER_PREVIOUS = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 ALIGNED = 64  # bytes: where an encoded descriptor may begin
 
 
@@ -39,27 +39,14 @@ class Function(NamedTuple):
 
     handle: int
     num_warps: int
-    num_ctas: int
     shared: int
-    cooperative: bool
     after_previous: bool  # programmatic dependent launch
 
     def config(self, grid: tuple[int, ...], stream: int) -> Config:
-        """The configuration of a launch, with the attributes that Triton's launcher sets."""
-        found: list[tuple[int, tuple[int, ...]]] = []
-        if self.after_previous:
-            found.append((AFTER_PREVIOUS, (1,)))
-        if self.cooperative:
-            found.append((COOPERATIVE, (1,)))
-        if self.num_ctas != 1:
-            found += (CLUSTER, (self.num_ctas, 1, 1)), (SPREAD, (1,))
-        made = [Attribute(n, (ctypes.c_uint * 16)(*x)) for n, x in found]
-        attributes = (Attribute * len(made))(*made)
-        x, y, z = grid
-        return Config(
-            (x * self.num_ctas, y, z), (32 * self.num_warps, 1, 1), self.shared, stream,
-            attributes, len(found),
-        )  # fmt: skip
+        """The configuration of a launch, with the attribute that Triton's launcher sets."""
+        attribute = (Attribute * 1)(Attribute(AFTER_PREVIOUS, (ctypes.c_uint * 16)(1)))
+        block = 32 * self.num_warps, 1, 1
+        return Config(grid, block, self.shared, stream, attribute, self.after_previous)
 
 
 @cache
@@ -100,46 +87,50 @@ class Launches:
         changing: what is written before the launches, in order.
         pack: pack(memory, 0, *values) writes it.
         parts: of each launch the function, the configuration and the places of its parameters.
-        unused: tuples (memory, start, start, ...) that no thread uses. Each start() makes one
-            launch with what is in the memory; it returns 0, or the number of an error.
+        unused: tuples (memory, start, start, ..., grid, grid, ...) that no thread uses. Each
+            start() makes one launch with what is in the memory; it returns 0, or the number of an
+            error. Each grid has three integers.
     """
 
     def __init__(
         self,
-        launches: Sequence[tuple[Function, tuple[int, ...], Sequence[tuple[str, str | bytes]]]],
+        launches: Sequence[tuple[Function, tuple, Sequence[tuple[str, str | bytes]]]],
         stream: int,
     ) -> None:
         """Of each launch the function, the grid and the parameters; of each parameter its format,
         and its bytes or, if it changes, what is written for it.
         """
-        formats = {x: y for *_, given in launches for y, x in given if isinstance(x, str)}
+        written = {x for *_, given in launches for x in given if isinstance(x[1], str)}
         # The larger in front, so that all are aligned.
-        self.changing = sorted(formats, key=lambda x: -calcsize(formats[x]))
-        packed = Struct("<" + "".join(formats[x] for x in self.changing))
-        self.size, self.pack = packed.size, packed.pack_into
-        sizes = [calcsize(formats[x]) for x in self.changing]
-        place = dict(zip(self.changing, accumulate(sizes, initial=0)))
+        changing = sorted(written, key=lambda x: (-calcsize(x[0]), x))
+        self.changing = [str(x) for _, x in changing]
+        packed = Struct("<" + "".join(format for format, _ in changing))
+        self.size, self.pack, self.stream = packed.size, packed.pack_into, stream
+        sizes = [calcsize(format) for format, _ in changing]
+        place = dict(zip(changing, accumulate(sizes, initial=0)))
         self.constants = b""
-        self.parts: list[tuple[int, Config, list[int]]] = []
+        self.parts: list[tuple[Function, tuple, list[int]]] = []
         for function, grid, given in launches:
             places = []
-            for _, x in given:
+            for format, x in given:
                 if isinstance(x, str):
-                    places.append(place[x])
+                    places.append(place[format, x])
                 else:
                     places.append(self.size + len(self.constants))
                     self.constants += x.ljust(8, b"\0")
-            self.parts.append((function.handle, function.config(grid, stream), places))
+            self.parts.append((function, grid, places))
         self.unused: list[tuple] = []
 
     def more(self) -> tuple:
         """Another tuple for `unused`."""
         view, given = self.memory()
-        launch, starts = library().cuLaunchKernelEx, []
-        for (handle, config, _), pointers in zip(self.parts, given):
-            about = ctypes.byref(config), ctypes.c_void_p(handle), pointers, None
+        launch, starts, grids = library().cuLaunchKernelEx, [], []
+        for (function, grid, _), pointers in zip(self.parts, given):
+            config = function.config(grid, self.stream)
+            about = ctypes.byref(config), ctypes.c_void_p(function.handle), pointers, None
             starts.append(partial(launch, *about))
-        return view, *starts
+            grids.append(config.grid)
+        return view, *starts, *grids
 
     def memory(self) -> tuple[memoryview, list[ctypes.Array]]:
         """Memory for the parameters, and pointers to those of each launch."""

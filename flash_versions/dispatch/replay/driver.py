@@ -19,19 +19,6 @@ from triton import knobs
 from flash_versions.dispatch.replay.cuda import Function, binder, library, parameter_sizes
 
 
-class Address:
-    """An address in the form of a tensor, as descriptors and launches ask for it."""
-
-    __slots__ = ("address",)
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    def data_ptr(self) -> int:
-        """The address."""
-        return self.address
-
-
 def has_hooks() -> bool:
     """Whether a hook of Triton is set, such as a profiler's, which is called at each launch."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -43,10 +30,10 @@ def is_descriptor(x: Any) -> bool:
     return hasattr(x, "base") and hasattr(x, "block_shape")
 
 
-def moved(descriptor: Any, address: int) -> Any:
-    """The descriptor of a tensor that lies elsewhere."""
+def moved(descriptor: Any, base: Any, shape: list, strides: list) -> Any:
+    """The descriptor of another tensor, in boxes of the same kind."""
     copy: Any = object.__new__(type(descriptor))
-    copy.__dict__ = {**vars(descriptor), "base": Address(address)}
+    copy.__dict__ = {**vars(descriptor), "base": base, "shape": shape, "strides": strides}
     return copy
 
 
@@ -77,10 +64,9 @@ class Kernel:
         if run.global_scratch_size > 0 or run.profile_scratch_size > 0 or library() is None:
             return
         num_warps, num_ctas, shared = compiled.packed_metadata
-        if shared > MOST_SHARED:
+        if shared > MOST_SHARED or num_ctas != 1 or run.launch_cooperative_grid:
             return
-        how = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
-        self.function = Function(compiled.function, num_warps, num_ctas, shared, *how)
+        self.function = Function(compiled.function, num_warps, shared, bool(run.launch_pdl))
         self.bind = binder()
         self.encode = sys.modules[type(run).__module__].make_tensordesc_arg
         self.more = (None,) * (len(inspect.signature(self.encode).parameters) - 2)

@@ -1,7 +1,7 @@
 """What decides how a call is served, and the calls that were served before.
 
-A key has what Python knows at once: options, shapes, alignment. What else a call depends on, torch
-compares in C++, as it does before it runs a graph of torch.compile (`alike`).
+A key has what Python knows at once, such as the options. What else a call depends on but for its
+lengths, torch compares in C++, as it does before it runs a graph of torch.compile (`alike`).
 
 In a model, a call's code and data have left the CPU's caches since the call before, and a backward
 runs in a thread that has just woken up. Then each function that is entered, in Python or in C,
@@ -24,16 +24,13 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-asks_for_determinism: Callable[[], bool] = getattr(
-    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
-)
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 is_traced: Any = torch._C._get_tracing_state
 transform: Any = torch._C._functorch.peek_interpreter_stack
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 # How often a key comes until a call is kept. What comes after that is recorded and compiled, which
-# takes as long as several ordinary calls, and of ragged data most lengths come a few times only.
+# takes as long as several ordinary calls.
 OFTEN = 4
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
@@ -43,8 +40,7 @@ seen: dict[tuple, int] = {}  # how often keys came of which none was kept yet
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:
     """(device, stream) where a kernel for this tensor runs, if a tape may be played there: on the
-    current GPU, in a stream that is not captured into a graph, without hooks of a profiler. A
-    backward that is `Call.usual` looks for no hook: one that was set since its forward misses it.
+    current GPU, in a stream that is not captured into a graph, without hooks of a profiler.
     """
     if not x.is_cuda:
         return None
@@ -69,19 +65,32 @@ def is_cast(*tensors: torch.Tensor) -> bool:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Whether other tensors are like these, and the thread is in such a state: type, dtype, shape,
-    strides, device, requires_grad; and, as torch knows from the dispatch keys of both, what changes
-    the meaning of operations: negative views, inference mode, autocast, dispatch modes, tracing,
-    transforms such as vmap. The grad mode is none of these.
+    """Whether other tensors are like these, and the thread is in such a state: type, dtype, device,
+    requires_grad, and all sizes and strides that are not `varying`; and, as torch knows from the
+    dispatch keys of both, what changes the meaning of operations: negative views, inference mode,
+    autocast, dispatch modes, tracing, transforms such as vmap. The grad mode is none of these.
     """
-    sizes: Any = [list(x.shape) for x in tensors]
-    strides: Any = [list(x.stride()) for x in tensors]
+    looks: Any = [varying(x, tensors[0]) for x in tensors]
+    sizes, strides = [look[0] for look in looks], [look[1] for look in looks]
     assert Guards is not None
     check = Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     if not torch.is_autocast_enabled():
         return check
     dtype = torch.get_autocast_dtype("cuda")  # torch compares whether autocast is on, not its dtype
     return lambda *others: torch.get_autocast_dtype("cuda") == dtype and check(*others)
+
+
+def varying(x: torch.Tensor, q: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
+    """Sizes and strides of a tensor, with None for each that may differ from call to call: those of
+    q, and of what has rows like q, are fixed by heads and head dims but for lengths, and for
+    strides that count rows.
+    """
+    sizes: list[int | None] = [None] * x.dim()
+    if x.dim() == q.dim() and x.dtype == q.dtype:
+        sizes[-2:] = x.shape[-2:]
+    least = min([step for step, n in zip(x.stride(), sizes) if n is None], default=None)
+    strides = [step if least is None or step <= least else None for step in x.stride()]
+    return sizes, strides
 
 
 def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
@@ -130,7 +139,7 @@ def find(
     tensors = (q, k, v, *others)
     key = *place, torch.is_grad_enabled(), options, *map(type, options)
     try:
-        kept = known.get(key := (*key, q.numel(), k.numel()), ())
+        kept = known.get(key, ())
     except TypeError:  # not hashable
         return NOT_FOUND
     for fits, call in kept:

@@ -1,43 +1,59 @@
 """A recording as a function of Python that does the same for other tensors.
 
 Its source is written and compiled, because a line of names is faster than a loop over what changes.
-`replay.__doc__` has it. For attention's forward to packed sequences, with two launches, it is:
+`replay.__doc__` has it. For attention's forward to packed sequences, with two launches, it is, but
+for most of the checks:
 
+    def numbers(g0, g1, g2, g3):
+        if not (g1 == g2 and g3 != 0): return None
+        n34 = ((g0 // 128) + (g3 - 1))
+        if not (132 < (8 * n34)): return None
+        n62 = (256 * (1 + ((32 * g0) // 256)))
+        return (g0, n62, )
     def replay(tensors):
         (x0, x1, x2, x3, ) = tensors
+        found = numbers(x0.size(0), x1.size(0), x2.size(0), x3.size(0))
+        if found is None: return None
+        (g0, n62, ) = found
         a1 = x0.data_ptr()
         a2 = x1.data_ptr()
         a3 = x2.data_ptr()
         a4 = x3.data_ptr()
         if (a1 | a2 | a3 | a4) % 16: return None
-        y4 = take(c2, c3, c4)
+        y4 = take((g0, 8, 128, ), (1024, 128, 1, ), c2)
         a5 = y4.data_ptr()
-        y6 = take(c7, c8, c9)
-        a6 = y6.data_ptr()
+        y5 = take((n62, ), (1, ), c3)
+        a6 = y5.data_ptr()
         try: params = unused.pop()
         except IndexError: params = more()
-        pack(params[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, a4)
+        pack(params[0], 0, maps7[a1, g0,], maps8[a2, g0,], maps9[a3, g0,], maps10[a5,], a6, a5, a4)
         if error := params[1](): start_again(error, params[1], 0)
         if error := params[2](): start_again(error, params[2], 0)
         unused.append(params)
-        return (y4, y6, None, )
+        return (y4, None, None, )
+
+What is computed for lengths is kept for when they come again.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from struct import pack
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from flash_versions.dispatch.replay.cuda import Function, Launches, start_again
 from flash_versions.dispatch.replay.driver import BOX_ALIGNED, MAP, Kernel, is_descriptor, moved
-from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
+from flash_versions.dispatch.replay.recording import Recording, lasting, plain, product, start_of
+from flash_versions.dispatch.replay.traced import Trace, Traced
 
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
 # Encoded descriptors that are kept, by address. The layers of a model call one tape with tensors at
 # other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230
 # bytes with its address.
 MAX_MAPS = 1024
+MOST_LENGTHS = 512  # of which a replay keeps what was computed from them
 Returned = tuple[Any, ...]  # tensors, or None
 # None: these tensors are not aligned to 16 bytes, as those of the recording were.
 Replay = Callable[[Sequence[torch.Tensor | None]], Returned | None]
@@ -58,14 +74,17 @@ def written(
         results: what it returned.
         stream: where the replay launches kernels.
     """
-    if recording.foreign is not None:
-        raise Impossible(f"{recording.foreign} cannot be launched again.")
-    script = Script(tensors, stream)
-    made = script.take(recording, results)
-    for launch in recording.launches:
-        script.launch(*launch)
-    returned = [None if x is None else made[start_of(x)] for x in results]
-    return script.compiled(f"return {listed(returned)}")
+    try:
+        if recording.foreign is not None:
+            raise Impossible(f"{recording.foreign} cannot be launched again.")
+        script = Script(tensors, stream, recording.trace)
+        made = script.take(recording, results)
+        for launch in recording.launches:
+            script.launch(*launch)
+        returned = [None if x is None else made[start_of(x)] for x in results]
+        return script.compiled(f"return {listed(returned)}")
+    finally:
+        recording.trace.is_open = False
 
 
 class Script:
@@ -80,16 +99,20 @@ class Script:
         starts: by the address where memory of the recording began, (variable, offset): a replay
             has that memory so many bytes behind the variable's address.
         launches: those by the driver.
+        trace: the arithmetic on sizes and strides; used, those of its names that are in the source.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None], stream: int) -> None:
-        self.stream = stream
-        self.lines = [f"{listed([f'x{i}' for i in range(len(tensors))])} = tensors"]
+    def __init__(self, tensors: Sequence[torch.Tensor | None], stream: int, trace: Trace) -> None:
+        self.stream, self.trace = stream, trace
+        self.used: set[str] = set()
+        self.lines: list[str] = []
+        self.given = f"{listed([f'x{i}' for i in range(len(tensors))])} = tensors"
         self.values: dict[str, Any] = {}
         self.addresses: dict[int, str] = {}
-        self.starts: dict[int, tuple[str, int]] = {}
+        self.starts: dict[int, tuple[str, Any]] = {}
         self.variables = 0
-        self.launches: list[tuple[Function, tuple[int, ...], list]] = []
+        self.launches: list[tuple[Function, tuple, list]] = []
+        self.grids: list[tuple] = []
         self.starting: list[str] = []
         self.closing: list[str] = []
         (self.device,) = {x.device for x in tensors if x is not None}
@@ -117,6 +140,7 @@ class Script:
         that are not returned share what is taken last.
         """
         returned = {start_of(x): x for x in results if x is not None}
+        size: Any = 0
         if len(returned) < len([x for x in results if x is not None]):
             raise Impossible("two results share memory.")
         made: dict[int, str] = {}
@@ -134,44 +158,54 @@ class Script:
             like = x if result is None else result
             if like.data_ptr() != start or like.numel() != x.numel() or not is_dense(like):
                 raise Impossible("a result is a part of the memory that was taken for it.")
-            made[start], address = self.tensor(like.shape, like.stride(), like.dtype)
+            made[start], address = self.tensor(*recording.look(like), like.dtype)
             self.starts[start] = address, 0
             if memory.value is not None:
                 self.lines.append(f"{made[start]}.fill_({self.expression(memory.value)})")
         if not returned.keys() <= made.keys():
             raise Impossible("a result was not taken here.")
-        offsets, size = [], 0
+        offsets = []
         for x in shared:
+            if not is_dense(x):
+                raise Impossible("a temporary is a part of its memory.")
             offsets.append(size)
-            size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
-        if size:
+            size += (product(recording.look(x)[0]) * x.element_size() // APART + 1) * APART
+        if shared:
             address = self.tensor((size,), (1,), torch.uint8)[1]
             self.starts |= {start_of(x): (address, n) for x, n in zip(shared, offsets)}
         return made
 
+    def text(self, x: Any) -> str:
+        """A number in the source."""
+        if isinstance(x := self.trace.known(x), str):
+            self.used.add(x)
+            return x
+        return repr(x)
+
     def tensor(
-        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+        self, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
     ) -> tuple[str, str]:
         """A line that takes memory for a tensor: the variables of the tensor and of its address."""
         variable = f"y{self.variables}"
-        about = ", ".join(map(self.name, (tuple(shape), stride, dtype)))
-        self.lines.append(f"{variable} = take({about})")
+        about = listed(map(self.text, shape)), listed(map(self.text, stride)), self.name(dtype)
+        self.lines.append(f"{variable} = take({', '.join(about)})")
         return variable, self.assign(f"{variable}.data_ptr()")
 
-    def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
+    def launch(self, compiled: Any, grid: tuple, arguments: tuple) -> None:
         """Lines that launch a kernel with such arguments."""
         if 0 in grid:  # Triton launches nothing then, and the driver would refuse it
             return
         kernel = Kernel(compiled)
         parameters = kernel.parameters(arguments)
         if kernel.function is None or parameters is None:
-            about = [*map(str, grid), str(self.stream), *map(self.name, kernel.about)]
+            about = [*map(self.text, grid), str(self.stream), *map(self.name, kernel.about)]
             about += [self.map(kernel, 0, x) if is_descriptor(x) else self.expression(x)
                       for x in arguments]  # fmt: skip
             self.starting.append(f"{self.name(kernel.run, 'run')}({', '.join(about)})")
             return
         given = [(format, self.parameter(kernel, format, x)) for format, x in parameters]
-        self.launches.append((kernel.function, grid, given))
+        self.launches.append((kernel.function, plain(grid), given))
+        self.grids.append(grid)
         start = f"params[{len(self.launches)}]"
         self.starting.append(
             f"if error := {start}(): start_again(error, {start}, {self.device.index})"
@@ -181,6 +215,9 @@ class Script:
         """A parameter of a launch: an expression if it changes, else its bytes."""
         if format == MAP:
             return self.map(kernel, *x)
+        x = self.trace.known(x)
+        if isinstance(x, str):
+            return self.text(x)
         if isinstance(x, torch.Tensor):
             if variable := self.address(x):
                 return variable
@@ -191,16 +228,24 @@ class Script:
         """A kernel's number-th descriptor in the source."""
         if (variable := self.address(descriptor.base)) is None:
             raise Impossible("a descriptor of a tensor that is neither given nor taken.")
-        kernel.map(number, descriptor)  # if that fails, the tape is refused and no later call fails
-        return f"{self.name(Maps(kernel, number, descriptor), 'maps')}[{variable}]"
+        numbers = *descriptor.shape, *descriptor.strides
+        traced = [i for i, x in enumerate(numbers) if isinstance(self.trace.known(x), str)]
+        maps = Maps(kernel, number, plain(descriptor), traced)
+        # If it fails, the tape is refused and no later call fails.
+        maps[descriptor.base.data_ptr(), *[plain(numbers[i]) for i in traced]]
+        key = ", ".join([variable, *[self.text(numbers[i]) for i in traced]])
+        return f"{self.name(maps, 'maps')}[{key},]"
 
     def address(self, x: torch.Tensor) -> str | None:
         """The variable that has the address of a tensor; None if it stays where it is."""
         address, start = x.data_ptr(), start_of(x)
         if address not in self.addresses and start in self.starts:
             variable, offset = self.starts[start]
-            offset += address - start
-            self.addresses[address] = self.assign(f"{variable} + {offset}") if offset else variable
+            if address != start:
+                raise Impossible("a kernel got a part of the memory that was taken for it.")
+            is_first = type(offset) is int and offset == 0
+            text = variable if is_first else self.assign(f"{variable} + {self.text(offset)}")
+            self.addresses[address] = text
         if address in self.addresses:
             return self.addresses[address]
         if address == 0 or start in lasting:
@@ -213,7 +258,7 @@ class Script:
             return self.address(x) or str(x.data_ptr())
         if isinstance(x, tuple):
             return listed(map(self.expression, x))
-        return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
+        return self.text(x) if x is None or type(x) in (int, bool, Traced) else self.name(x)
 
     def compiled(self, end: str) -> Replay:
         """The function."""
@@ -226,10 +271,28 @@ class Script:
                 "except IndexError: params = more()",
                 f"pack({', '.join(['params[0]', '0', *launches.changing])})",
             ]
+            for i, grid in enumerate(self.grids, 1 + len(self.launches)):
+                self.lines += [f"params[{i}][{axis}] = {self.text(n)}"
+                               for axis, n in enumerate(grid)
+                               if isinstance(self.trace.known(n), str)]  # fmt: skip
             self.closing.append("unused.append(params)")
-        body = *self.lines, *self.starting, *self.closing, end
-        source = "\n    ".join(["def replay(tensors):", *body])
+        given, computed = self.trace.source(self.used)
+        numbers = [
+            f"def numbers({', '.join(given)}):",
+            *computed,
+            f"return {listed(sorted(self.used))}",
+        ]
+        body = [
+            "def replay(tensors):",
+            self.given,
+            f"found = numbers({', '.join(given.values())})",
+            "if found is None: return None",
+            f"{listed(sorted(self.used))} = found",
+            *self.lines, *self.starting, *self.closing, end,
+        ]  # fmt: skip
+        source = "\n".join("\n    ".join(lines) for lines in (numbers, body))
         exec(compile(source, "<replay>", "exec"), self.values)
+        self.values["numbers"] = lru_cache(MOST_LENGTHS)(self.values["numbers"])
         replay = self.values.pop("replay")  # it would keep itself alive
         replay.__doc__ = source
         return replay
@@ -260,17 +323,33 @@ def taker(device: torch.device) -> Callable[..., torch.Tensor]:
     )
 
 
-class Maps(dict[int, Any]):
-    """A descriptor of a kernel, encoded for each address where its tensor was: as a rule, torch's
-    allocator gives the same memory again.
+class Maps(dict[tuple, Any]):
+    """A descriptor of a kernel, encoded for each address where its tensor was, and for each shape:
+    as a rule, torch's allocator gives the same memory again.
+
+    Args:
+        kernel: its number-th descriptor is meant.
+        number: see there.
+        descriptor: one of them.
+        changing: which of its numbers, of shape and strides, are in a key behind the address.
     """
 
-    def __init__(self, kernel: Kernel, number: int, descriptor: Any) -> None:
+    def __init__(
+        self, kernel: Kernel, number: int, descriptor: Any, changing: Sequence[int]
+    ) -> None:
         super().__init__()
-        self.kernel, self.number, self.descriptor = kernel, number, moved(descriptor, 0)
+        self.kernel, self.number, self.changing = kernel, number, changing
+        self.numbers = [*descriptor.shape, *descriptor.strides]
+        self.descriptor = moved(descriptor, None, [], [])
 
-    def __missing__(self, address: int) -> Any:
+    def __missing__(self, key: tuple) -> Any:
         if len(self) >= MAX_MAPS:
             self.clear()
-        self[address] = self.kernel.map(self.number, moved(self.descriptor, address))
-        return self[address]
+        address, *given = key
+        numbers, dims = self.numbers.copy(), len(self.numbers) // 2
+        for i, n in zip(self.changing, given):
+            numbers[i] = n
+        base = SimpleNamespace(data_ptr=lambda: address)
+        made = moved(self.descriptor, base, numbers[:dims], numbers[dims:])
+        self[key] = self.kernel.map(self.number, made)
+        return self[key]

@@ -7,9 +7,11 @@ reading device memory. `values.py` reads the values of lengths, tables and scale
 
 from flash_versions.dispatch.request.checks import (
     check_integers,
-    for_each_head,
+    check_qkv,
+    check_together,
     in_autocast_dtype,
     make_request,
+    of_each_key,
 )
 from flash_versions.dispatch.request.request import (
     INTERVALS,
@@ -32,7 +34,9 @@ __all__ = [
     "Request",
     "Sides",
     "check_integers",
-    "for_each_head",
+    "check_qkv",
+    "check_together",
     "in_autocast_dtype",
     "make_request",
+    "of_each_key",
 ]

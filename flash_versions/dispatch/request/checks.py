@@ -11,7 +11,6 @@ from flash_versions.dispatch.request.request import PLANS, Request, Sides
 from flash_versions.dispatch.request.values import check_values
 
 INTEGERS = (torch.int32, torch.int64)
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def make_request(
@@ -49,23 +48,16 @@ def make_request(
         ValueError: an argument is malformed; the sentence names it, what was given and what would
             work.
     """
-    # A call enters few functions if all is well: each costs microseconds (see `replay.keys`).
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or not (
-        q.layout is k.layout is v.layout is torch.strided
-        and not (q.is_nested or k.is_nested or v.is_nested)
-    ):
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            checked_tensor(name, x)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checked_tensor(name, x)
     if cu_seqlens_k is None and block_table is None and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
-    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
-        q, k, v = in_autocast_dtype(q, k, v)
-    if cu_seqlens_q is not None or not q.dim() == k.dim() == v.dim() == 4:
-        packed = cu_seqlens_k is not None and block_table is None
-        q = _four_dims("q", q, cu_seqlens_q is not None)
-        k, v = _four_dims("k", k, packed), _four_dims("v", v, packed)
+    q, k, v = in_autocast_dtype(q, k, v)
+    packed = cu_seqlens_k is not None and block_table is None
+    q = _four_dims("q", q, cu_seqlens_q is not None)
+    k, v = _four_dims("k", k, packed), _four_dims("v", v, packed)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    _check_qkv(q, k, v)
+    check_qkv(q, k, v)
     # What is a default needs no check.
     left = right = None
     if window is not None:
@@ -95,8 +87,8 @@ def make_request(
             "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "kv_lengths": kv_lengths,
             "kv_starts": kv_starts, "block_table": block_table,
         }  # fmt: skip
-        query_starts = _of_each_key("query_starts", query_starts, others, k)
-        query_ends = _of_each_key("query_ends", query_ends, others, k)
+        query_starts = of_each_key("query_starts", query_starts, others, k)
+        query_ends = of_each_key("query_ends", query_ends, others, k)
     if (
         precision is not None
         or q.element_size() == 1
@@ -109,28 +101,25 @@ def make_request(
         about = {"kv_starts": kv_starts, "cu_seqlens_q": cu_seqlens_q, **descales}
         about |= {"cu_seqlens_k": cu_seqlens_k, "block_table": block_table}
         precision = checked_precision(precision, q, k, about)
-    if alibi_slopes is not None or sink is not None:
-        alibi_slopes, sink = _contiguous(alibi_slopes), _contiguous(sink)
-    cuts, cuts_k = cu_seqlens_q, cu_seqlens_k
-    alike = cuts is cuts_k is kv_lengths is kv_starts is block_table is None
-    if not alike:
-        cuts, kv_lengths = _contiguous(cuts), _contiguous(kv_lengths)
-        kv_starts, block_table = _contiguous(kv_starts), _contiguous(block_table)
-        cuts_k = cuts if cu_seqlens_k is cu_seqlens_q else _contiguous(cuts_k)
+    alibi_slopes, sink, cuts, kv_lengths, kv_starts, block_table = map(
+        _contiguous, (alibi_slopes, sink, cu_seqlens_q, kv_lengths, kv_starts, block_table)
+    )
+    cuts_k = cuts if cu_seqlens_k is cu_seqlens_q else _contiguous(cu_seqlens_k)
     request = Request(
         q, k, v, scale, left, right, softcap, alibi_slopes, sink, dropout_p, seed, cuts, cuts_k,
         kv_lengths, kv_starts, block_table, query_starts, query_ends, num_splits, return_lse,
         precision, q_descale, k_descale, v_descale, deterministic, batch_invariant
     )  # fmt: skip
-    if not alike:
-        _check_lengths(request)
-    elif k.shape[0] != q.shape[0]:
-        raise other_batch(request)
-    if alibi_slopes is not None or sink is not None:
-        _check_score_tensors(request)
+    check_together(request)
     if check is not False and _checked_flag("check", check):
         check_values(request)
     return request
+
+
+def check_together(request: Request) -> None:
+    """Refuse what says where sequences lie, or changes scores, if it does not fit q and k."""
+    _check_lengths(request)
+    _check_score_tensors(request)
 
 
 def in_autocast_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -226,23 +215,21 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
     return x.unsqueeze(0) if packed else x
 
 
-def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Refuse q, k and v that do not go together."""
     dtype, device = q.dtype, q.device
-    alike = dtype == k.dtype == v.dtype and device == k.device == v.device
-    lie = q.stride(3) == k.stride(3) == v.stride(3) == 1
-    if not (alike and lie and dtype.is_floating_point):
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not x.dtype.is_floating_point:
-                raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype.")
-            if x.dtype != dtype:
-                raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one dtype.")
-            if x.device != device:
-                raise other_device(name, x, device)
-            if x.stride(3) != 1 and x.shape[3] > 1:
-                raise ValueError(
-                    f"{name} has stride {x.stride(3)} in its last dimension, which must be "
-                    f"contiguous (stride 1); call {name}.contiguous()."
-                )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not x.dtype.is_floating_point:
+            raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype.")
+        if x.dtype != dtype:
+            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one dtype.")
+        if x.device != device:
+            raise other_device(name, x, device)
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(
+                f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
+                f"(stride 1); call {name}.contiguous()."
+            )
     _, _, heads, head_dim = q.shape
     batch, kv_length, kv_heads, k_dim = k.shape
     v_batch, v_length, v_heads, v_dim = v.shape
@@ -293,18 +280,13 @@ def _check_lengths(request: Request) -> None:
                 "begin, so leave kv_starts out."
             )
     elif k.shape[0] != batch and not paged:
-        raise other_batch(request)
+        raise ValueError(
+            f"q has {request.batch} sequences and k has shape {tuple(request.k.shape)}; the batch "
+            f"must be equal."
+        )
 
 
-def other_batch(request: Request) -> ValueError:
-    """The error of keys of more or fewer sequences than the queries."""
-    return ValueError(
-        f"q has {request.batch} sequences and k has shape {tuple(request.k.shape)}; the batch must "
-        f"be equal."
-    )
-
-
-def _of_each_key(
+def of_each_key(
     name: str, x: Any, others: dict[str, torch.Tensor | None], k: torch.Tensor
 ) -> torch.Tensor | None:
     """An end of each key's interval of queries, as (batch, kv_heads, N); none of the others may be

@@ -9,7 +9,6 @@ from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import (
     Backward,
-    Chosen,
     Forward,
     ForwardQuantized,
     Version,
@@ -22,9 +21,7 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import exact
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.backward import config as of_gradients
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.config import default_config, shares_tail
 from flash_versions.versions.fa3.hopper.decode import host as decode_hopper
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles.tma import undescribable
@@ -34,7 +31,7 @@ def choose_forward(request: Request) -> Forward:
     """The kernel for a request: FA3's for Hopper, its portable one, or FA2's."""
     if request.precision is not None:
         return choose_fp8(request, forward_quantized)
-    return choose_among(request, plan_hopper, plan_portable)
+    return choose_among(request, lambda request: forward_hopper.forward, choose_portable)
 
 
 def choose_among(
@@ -51,40 +48,16 @@ def choose_among(
     return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)
 
 
-def plan_portable(request: Request) -> Forward:
+def choose_portable(request: Request) -> Forward:
     """The portable kernel for a plain call; FA2's for one with options."""
     return fa2_forward.forward if forward.left_for_options(request) else forward.forward
 
 
-def plan_hopper(request: Request) -> Forward:
-    """The kernel for Hopper, as planned for requests of this kind."""
-    plan = forward_hopper.make_plan(request, default_config(request))
-    return partial(forward_hopper.launch, plan)
-
-
-def kind_of(request: Request) -> tuple | None:
-    """See `Version`: that of a request that descriptors can address, on Hopper."""
-    exact = request.batch_invariant
-    if exact or request.precision or forward.left_to_gathering(request, splits=False):
-        return None
-    return forward_hopper.kind_of(request)
-
-
-def kind_of_forward(request: Request) -> tuple[bool] | None:
-    """What decides about the forward beside the request's kind."""
-    return None if forward.left_to_splits(request) else (shares_tail(request),)
-
-
 def choose_backward(request: Request) -> Backward:
-    """The gradients: by the kernel for Hopper, as planned for requests of this kind, or FA2's."""
+    """The gradients: by the kernel for Hopper, or FA2's."""
     if request.batch_invariant or gradients_left(request):
         return fa2_backward.backward
-    return backward_hopper.Gradients(request, of_gradients.default_config(request))
-
-
-def kind_of_gradients(request: Request) -> tuple:
-    """What decides about the gradients beside the request's kind."""
-    return *of_gradients.choose_sharing(request), request.is_deterministic
+    return backward_hopper.backward
 
 
 def gradients_left(request: Request) -> str | None:
@@ -140,10 +113,9 @@ VERSION = Version(
     wasted="tensor cores that wait for loads and for the softmax",
     idea="asynchronous copies and products: some warps only load, others compute in turns",
     source="Shah et al. 2024, arXiv:2407.08608",
-    forward=Chosen(choose_forward, kind_of_forward),
+    forward=lambda request: choose_forward(request)(request),
     limits=limits,
-    backward=Chosen(choose_backward, kind_of_gradients),
-    kind_of=kind_of,
+    backward=lambda request, *given: choose_backward(request)(request, *given),
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
     inexact=None,

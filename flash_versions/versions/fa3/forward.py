@@ -51,7 +51,7 @@ from flash_versions.versions.tiles.rows import (
     store_rows,
 )
 from flash_versions.versions.tiles.sequences import new_outputs
-from flash_versions.versions.tiles.tma import describable, describe, undescribable
+from flash_versions.versions.tiles.tma import describe, undescribable
 
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
 FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
@@ -165,10 +165,8 @@ def left_to_gathering(request: Request, splits: bool = True) -> str | None:
     _, length, _, head_dim = q.shape
     if (widest := max(head_dim, v.shape[3])) > WIDE:
         return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
-    if not describable(q, k, v):
-        reason = undescribable("q", q) or undescribable("k", k) or undescribable("v", v)
-        if reason is not None:
-            return reason
+    if reason := undescribable("q", q) or undescribable("k", k) or undescribable("v", v):
+        return reason
     capability, shared_memory, _ = devices[q.device]
     if shared_memory < UNLIMITED and capability[0] < 9:
         return (

@@ -2,21 +2,19 @@
 
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.verified import is_verified
-from flash_versions.dispatch.version import Chosen, Forward, Version
+from flash_versions.dispatch.version import Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa3.hopper import config
 from flash_versions.versions.fa4 import ablation, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
 from flash_versions.versions.fa4.hopper import host as forward_hopper
-from flash_versions.versions.fa4.hopper.config import default_config
 
 
 def choose_forward(request: Request) -> Forward:
@@ -24,28 +22,27 @@ def choose_forward(request: Request) -> Forward:
     if request.precision is not None:
         in_order = config.prefers_order_in_fp8(request)
         return fa3.choose_fp8(request, fa3.forward_quantized if in_order else forward_quantized)
-    return fa3.choose_among(request, plan_hopper, plan_portable)
+    return fa3.choose_among(request, choose_hopper, choose_portable)
 
 
-def plan_hopper(request: Request) -> Forward:
-    """The kernel for Hopper, as planned for requests of this class. Where products take less time
-    than the softmax, three consumers that wait for each product may be faster than two that overlap
-    theirs. FA4's kernel always overlaps, so FA3's serves, and where programs share tiles.
+def choose_hopper(request: Request) -> Forward:
+    """The kernel for Hopper. Where products take less time than the softmax, three consumers that
+    wait for each product may be faster than two that overlap theirs. FA4's kernel always overlaps,
+    so FA3's serves, and where programs share tiles.
     """
     if config.prefers_order(request) or config.shares_tail(request):
-        return fa3.plan_hopper(request)
-    plan = forward_hopper.make_plan(request, default_config(request))
-    return partial(forward_hopper.launch, plan)
+        return fa3.forward_hopper.forward
+    return forward_hopper.forward
 
 
-def plan_portable(request: Request) -> Forward:
+def choose_portable(request: Request) -> Forward:
     """The portable kernel for a plain call, FA2's for one with options; or the one for Blackwell:
     as it never ran on hardware, only where it was verified.
     """
     if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(request):
         return forward_blackwell.forward
-    planned = fa3.plan_portable(request)
-    return forward.forward if planned is fa3.forward.forward else planned
+    chosen = fa3.choose_portable(request)
+    return forward.forward if chosen is fa3.forward.forward else chosen
 
 
 def serve_blackwell(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -90,10 +87,9 @@ VERSION = Version(
     wasted="rescales that change nothing; multiply-add units idle during exponentials",
     idea="rescale only where the maximum grew much; compute a share of exp2 by a polynomial",
     source="Zadouri et al. 2026, arXiv:2603.05451",
-    forward=Chosen(choose_forward, fa3.kind_of_forward),
+    forward=lambda request: choose_forward(request)(request),
     limits=fa3.limits,
     backward=fa3.VERSION.backward,
-    kind_of=fa3.kind_of,
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
     inexact=None,
@@ -104,7 +100,6 @@ EXPLICIT = replace(
     name=BLACKWELL,
     title="FlashAttention 4 for Blackwell, not verified on hardware",
     forward=serve_blackwell,
-    kind_of=lambda request: None,
     limits=blackwell_limits,
     inexact="its kernel rescales a tile of rows together",
     variants={},

@@ -13,13 +13,12 @@ counted modulo 2^64, and FAR times (2^34 elements less a row) is, modulo 2^64, F
 Source: `triton.tools.ragged_tma`, which comes with Triton.
 """
 
-from functools import cache
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from flash_versions.versions.tiles.tma import Box, box_steps, swizzled
+from flash_versions.versions.tiles.tma import box_steps, swizzled
 from flash_versions.versions.tiles.varlen_scheduler import LINE_SIZE
 
 FAR = gl.constexpr(2**30)
@@ -28,22 +27,20 @@ LINE = gl.constexpr(LINE_SIZE)
 BACK = 2**34  # elements: times FAR, and 2 or 4 bytes, a multiple of 2^64
 
 
-@cache
-def ragged_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
-    """Boxes of `rows` rows and `dims` dims of so many heads of one sequence, of (batch, length,
-    heads, dim) tensors of ragged sequences for TMA; see `box_in_sequence`. Rows are counted from
-    the first one of all, and all at one distance: more than one in the batch are whole rows apart.
+def describe_ragged(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> GluonDescriptor:
+    """A (batch, length, heads, dim) tensor of ragged sequences for TMA, as boxes of `rows` rows and
+    `dims` dims of so many heads of one sequence; see `box_in_sequence`. Rows are counted from the
+    first one of all, and all at one distance: more than one in the batch are whole rows apart.
+
+    Raises:
+        ValueError: there are more than 2^30 rows.
     """
-    return Box(swizzled(dtype, [1, 1, heads, rows, dims]), ragged_steps)
-
-
-def ragged_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
-    """Shape and strides of the descriptor of a `ragged_box`; ValueError above 2^30 rows."""
-    total = shape[1] if shape[0] == 1 else strides[0] // strides[1] * shape[0]
+    total = x.shape[1] if x.shape[0] == 1 else x.stride(0) // x.stride(1) * x.shape[0]
     if total > FAR.value:
         raise ValueError(f"{total} rows are too many; 2^30 are possible.")
-    (_, heads, _, dim), (_, head, row, _) = box_steps(shape, strides)
-    return [ANY, ANY, heads, FAR.value, dim], [BACK - row, row, head, row, 1]
+    (_, of_heads, _, dim), (_, head, row, _) = box_steps(x.shape, x.stride())
+    shape, strides = [ANY, ANY, of_heads, FAR.value, dim], [BACK - row, row, head, row, 1]
+    return swizzled(x, shape, strides, [1, 1, heads, rows, dims])
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.replay.traced import pinned
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 
 
@@ -58,7 +59,7 @@ def constant(value: float | None) -> tl.constexpr:
     """A number for a kernel that is compiled for it. The same object each time: a launch compares
     it with that of the launches before.
     """
-    return tl.constexpr(value)
+    return tl.constexpr(pinned(value))
 
 
 def launch_tiles(

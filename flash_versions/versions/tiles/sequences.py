@@ -140,18 +140,10 @@ def new_outputs(request: Request, multiple: int = 1) -> tuple[torch.Tensor, torc
     (batch, heads, M), not written yet.
     """
     q, (*_, head_dim) = request.q, request.v.shape
-    batch, q_length, heads, q_dim = q.shape
+    batch, q_length, heads, _ = q.shape
     head_dim = -(-head_dim // multiple) * multiple
-    if head_dim == q_dim and q.is_contiguous() and q.element_size() > 1:
-        o = torch.empty_like(q)  # takes half of the host's time
-    else:
-        o = q.new_empty((batch, q_length, heads, head_dim), dtype=request.out_dtype)
-    return o, empty_fp32((batch, heads, q_length), (heads * q_length, q_length, 1), q.device)
-
-
-def empty_fp32(shape: tuple, strides: tuple, device: torch.device) -> torch.Tensor:
-    """Memory for numbers in fp32. What torch.empty does takes the host half as long again."""
-    return torch.empty_strided(shape, strides, dtype=torch.float32, device=device)
+    o = q.new_empty((batch, q_length, heads, head_dim), dtype=request.out_dtype)
+    return o, q.new_empty((batch, heads, q_length), dtype=torch.float32)
 
 
 def new_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -163,6 +155,4 @@ def new_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor, torch.T
     unused = request.cu_seqlens_k is not None and request.kv_lengths is not None
     if request.kv_starts is not None or unused:
         return q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():  # half of the host's time
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

@@ -8,6 +8,7 @@ a head_dim that is no power of two.
 
 from collections.abc import Callable
 from functools import cache
+from operator import index
 from typing import Any
 
 import torch
@@ -15,68 +16,46 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flash_versions.dispatch.replay.driver import moved
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
+Box = Callable[[torch.Tensor], Any]  # what describes a tensor as boxes of one shape
 
-class Box:
-    """How tensors are cut into boxes: of a tensor that is not `undescribable` it gives the
-    descriptor.
 
-    Args:
-        like: a descriptor with such boxes, of any tensor. It was checked; to copy it and change the
-            tensor takes a fraction of the time.
-        steps: of a tensor's shape and strides, those that its descriptor has.
-    """
-
-    def __init__(self, like: Any, steps: Callable[[tuple, tuple], tuple[list, list]]) -> None:
-        self.kind, self.fields, self.steps = type(like), vars(like), steps
-
-    def __call__(self, x: torch.Tensor, steps: tuple[list, list] | None = None) -> Any:
-        """The descriptor of a tensor, or of one whose shape and strides are known to be steps."""
-        fields = self.fields.copy()  # what builds it anew takes three times as long
-        fields["base"] = x
-        fields["shape"], fields["strides"] = steps or self.steps(x.shape, x.stride())
-        made: Any = object.__new__(self.kind)
-        made.__dict__ = fields
-        return made
+def boxes(describe: Callable[..., Any], *shape: int) -> Box:
+    """What describes tensors as boxes of a shape: describe(x, *shape)."""
+    return lambda x: describe(x, *shape)
 
 
 def describe(x: torch.Tensor, rows: int, dims: int | None = None) -> TensorDescriptor:
     """A (batch, length, heads, dim) tensor as boxes of `rows` rows of one head, each as wide as a
     tile, or of so many dims.
     """
-    return portable_box(x.dtype, rows, dims or padded_head_dim(x.shape[3]))(x)
+    box = [1, 1, rows, dims or padded_head_dim(x.shape[3])]
+    return TensorDescriptor(x, *box_steps(x.shape, x.stride()), box)
 
 
 def describe_swizzled(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> GluonDescriptor:
     """A (batch, length, heads, dim) tensor for TMA, as boxes of `rows` rows and `dims` dims of one
     head, or of several. What lies outside of the tensor reads as 0 and is not written.
     """
-    return swizzled_box(x.dtype, rows, dims, heads)(x)
+    return swizzled(x, *box_steps(x.shape, x.stride()), [1, heads, rows, dims])
 
 
-@cache
-def portable_box(dtype: torch.dtype, rows: int, dims: int) -> Box:
-    """Boxes of a portable kernel."""
-    box = [1, 1, rows, dims]
-    x = torch.empty(box, dtype=dtype, device="meta")
-    return Box(TensorDescriptor(x, box, [*x.stride()], box), box_steps)
-
-
-@cache
-def swizzled_box(dtype: torch.dtype, rows: int, dims: int, heads: int = 1) -> Box:
-    """Boxes as `describe_swizzled` has them."""
-    return Box(swizzled(dtype, [1, heads, rows, dims]), box_steps)
-
-
-def swizzled(dtype: torch.dtype, box: list[int]) -> GluonDescriptor:
+def swizzled(x: torch.Tensor, shape: list, strides: list, box: list[int]) -> GluonDescriptor:
     """A descriptor of boxes that lie in shared memory swizzled, so that the tensor cores meet no
     bank twice.
     """
-    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON_DTYPES[dtype])
+    return moved(descriptor(x.dtype, *map(index, box)), x, shape, strides)
+
+
+@cache
+def descriptor(dtype: torch.dtype, *box: int) -> GluonDescriptor:
+    """One of such boxes, of any tensor. It is checked; to copy it takes a fraction of the time."""
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), GLUON_DTYPES[dtype])
     x = torch.empty(box, dtype=dtype, device="meta")
-    return GluonDescriptor(x, box, [*x.stride()], box, layout)
+    return GluonDescriptor(x, list(box), [*x.stride()], list(box), layout)
 
 
 def box_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
@@ -91,16 +70,6 @@ def box_steps(shape: tuple, strides: tuple) -> tuple[list[int], list[int]]:
     if length == 1:
         of_row = 16
     return [batch, heads, length, dim], [of_batch, of_head, of_row, 1]
-
-
-def describable(*tensors: torch.Tensor) -> bool:
-    """Whether no tensor is `undescribable`; most of them are contiguous."""
-    for x in tensors:
-        whole = x.is_contiguous() and x.numel()
-        if not whole or (x.data_ptr() | x.stride(2) * x.element_size()) % 16:
-            if undescribable("x", x):
-                return False
-    return True
 
 
 def undescribable(name: str, x: torch.Tensor) -> str | None:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows, cdiv
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
@@ -59,7 +59,6 @@ def lay_out(
     *tilings: Tiling,
     of_queries: tuple[torch.Tensor, ...] = (),
     of_keys: tuple[torch.Tensor, ...] = (),
-    known: dict[int, Plan] | None = None,
 ) -> list[Tiles]:
     """The tiles of a request. Where sequences are packed, the kernel that plans them also fills the
     rows that belong to no sequence.
@@ -70,8 +69,6 @@ def lay_out(
         of_queries: results of queries, contiguous: (batch, M, heads, dim), which get 0 there, or an
             LSE (batch, heads, M), which gets -inf.
         of_keys: results of keys, (batch, N, kv_heads, dim).
-        known: the launches for requests of one kind, by their number of heads; None: Triton looks
-            at the arguments of each.
     """
     q, cuts, batch = request.q, (request.cu_seqlens_q, request.cu_seqlens_k), request.batch
     found: list[Tiles] = []
@@ -95,18 +92,18 @@ def lay_out(
         return found
     if results and q.is_cuda:
         programs = max(programs, FILLING)
-    known = {} if known is None else known
-    if (kept := known.get(q.shape[2])) is None:
-        planned = [about[:3] for tiles, about in zip(found, tilings) if tiles.plan is not None]
-        filled = [(False, *form_of(x)) for x in of_queries] + [(True, *form_of(x)) for x in of_keys]
-        causal = request.window_right is not None
-        constants = {"TILINGS": tuple(planned), "RESULTS": tuple(filled), "CAUSAL": causal}
-        kept = known[q.shape[2]] = Plan(launch_lay_out, None, constants)
-    kept.launch(
+    planned = [about[:3] for tiles, about in zip(found, tilings) if tiles.plan is not None]
+    filled = [(False, *form_of(x)) for x in of_queries] + [(True, *form_of(x)) for x in of_keys]
+    launch_lay_out(
         (programs,),
         (
             tuple(plans), results, Sequences.of(request), q.shape[1], request.max_kv_length, batch
         ),
+        {
+            "TILINGS": tuple(planned),
+            "RESULTS": tuple(filled),
+            "CAUSAL": request.window_right is not None,
+        },
     )  # fmt: skip
     return found
 

@@ -10,7 +10,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.verify import pairs
 from flash_versions.verify.pairs import LAYOUTS, PARTS, Pair, compare, draw
-from flash_versions.versions.fa3.hopper import exact, totals
+from flash_versions.versions.fa3.hopper import totals
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import LATER
 from tests.helpers.kernels.budget import assert_ok
@@ -88,7 +88,6 @@ def test_so_have_gradients(version, layout, device):
 def on_hopper(monkeypatch):
     """Kernels for Hopper, simulated, with short splits."""
     monkeypatch.setattr(totals, "SPLIT_KEYS", pairs.SMALL_SPLITS)
-    monkeypatch.setattr(exact, "plans", {})
     with devices.assume(pairs.HOPPER):
         yield "cpu"
 

@@ -14,7 +14,7 @@ from flash_versions import VERSIONS
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import panel_widths
-from flash_versions.versions import fa3
+from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import forward as portable
@@ -146,7 +146,8 @@ def test_what_is_left_to_fa2(name, version, device, monkeypatch):
     assert sentence in (gathered or asked)
     monkeypatch.setattr(forward_hopper, "left_to_portable", lambda request: "no Hopper")
     monkeypatch.setattr(fa3.decode_hopper, "serves", lambda request: False)
-    assert VERSIONS[version].forward.choose(request) is fa2_forward.forward
+    choose = {"fa3": fa3, "fa4": fa4}[version].choose_forward
+    assert choose(request) is fa2_forward.forward
     assert VERSIONS[version].unsupported(request) is None
     if asked:
         with pytest.raises(ValueError, match="left to FA2's kernel"):
@@ -201,8 +202,7 @@ def test_gradients_are_those_of_the_kernel_for_hopper_or_fa2s(version, device, m
     o, lse, _ = portable.forward(request)
     given = request, o, lse, None, torch.randn_like(o), None
     found = []
-    hopper = backward_hopper.Gradients
-    monkeypatch.setattr(hopper, "__call__", lambda gradients, *given: found.append(given))
+    monkeypatch.setattr(backward_hopper, "backward", lambda *given: found.append(given))
     monkeypatch.setattr(backward_hopper, "left_to_portable", lambda request: "no Hopper")
     gradients = VERSIONS[version].backward(*given)
     expected = fa2_backward.backward(*given)

@@ -9,6 +9,7 @@ import torch
 
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.replay import keys, recording
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -84,6 +85,18 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(keys, "current_device", lambda: 0)
     monkeypatch.setattr(keys, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(keys, "is_capturing", lambda: False)
+
+
+def launched(monkeypatch):
+    """What is launched from now on: a list of (launcher, constants), which grows."""
+    launch, found = Launcher.__call__, []
+
+    def noting(launcher, grid, arguments, constants, *options):
+        found.append((launcher, constants))
+        return launch(launcher, grid, arguments, constants, *options)
+
+    monkeypatch.setattr(Launcher, "__call__", noting)
+    return found
 
 
 @contextmanager

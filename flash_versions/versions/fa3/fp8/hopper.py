@@ -55,8 +55,9 @@ def forward(
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)
     per_block, scales = scales_of(request, quantized)
-    plan = forward_hopper.make_plan(request, config, per_block, P_OFFSET)
-    return forward_hopper.launch(plan, request, boxes, scales)
+    constants = forward_hopper.all_constants(request, config, per_block, P_OFFSET)
+    launcher = forward_hopper.launch_forward
+    return forward_hopper.launch(launcher, request, config, constants, boxes, scales)
 
 
 def describe_inputs(

@@ -2,15 +2,11 @@
 
 import torch
 
-from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import host
-from flash_versions.versions.fa3.hopper.config import default_config
 from flash_versions.versions.fa3.hopper.decode import host as decode
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
-
-plans: dict[tuple, Plan] = {}
 
 
 def serves(request: Request) -> bool:
@@ -28,11 +24,7 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
         request = in_rows(request)
     if not decode.left_to_gathering(request):
         return decode.forward(request)
-    kind = host.kind_of(request)
-    assert kind is not None
-    if kind not in plans:
-        plans[kind] = host.make_plan(request, default_config(request))
-    return host.launch(plans[kind], request)
+    return host.forward(request)
 
 
 def in_rows(request: Request) -> Request:

@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
@@ -19,19 +19,16 @@ from flash_versions.versions.fa3.hopper.config import (
     are_alike,
     default_config,
     has_fp16_scores,
-    heads_of_tile,
-    prefers_order,
-    prefers_two_consumers,
 )
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
-from flash_versions.versions.tiles.ragged import FAR, ragged_box
+from flash_versions.versions.tiles.ragged import FAR, describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
-from flash_versions.versions.tiles.tma import Box, describe_swizzled, swizzled_box
+from flash_versions.versions.tiles.tma import boxes, describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
 FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
@@ -69,7 +66,7 @@ def left_to_portable(request: Request) -> str | None:
     return None
 
 
-def boxes_of(request: Request, config: HopperConfig) -> tuple[Box | None, ...]:
+def boxes_of(request: Request, config: HopperConfig) -> tuple[Any, ...]:
     """How Q, K, V and O are cut into boxes, of the first panel of their head dims; then how Q, K
     and V are of the second one, None where there is no second one.
 
@@ -83,23 +80,23 @@ def boxes_of(request: Request, config: HopperConfig) -> tuple[Box | None, ...]:
             f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
             f"a key head; use a divisor."
         )
-    dtype, dim_v = request.q.dtype, request.v.shape[3]
+    dim_v = request.v.shape[3]
     # Tiles of 8-bit numbers are padded to one panel.
     widths = panel_widths if request.precision is None else lambda dim: (box_width(dim),)
     (width, *second), (width_v, *second_v) = widths(request.q.shape[3]), widths(dim_v)
-    box = ragged_box if request.is_ragged else swizzled_box
-    box_q = swizzled_box if request.cu_seqlens_q is None else ragged_box
+    of_keys = describe_ragged if request.is_ragged else describe_swizzled
+    of_queries = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     width_o = min(
         config.o_columns, width_v if second_v else box_width(cdiv(dim_v, O_MULTIPLE) * O_MULTIPLE)
     )
     return (
-        box_q(dtype, *config.q_box(width)),
-        box(dtype, config.block_kv, width),
-        box(dtype, config.block_kv, width_v),
-        box_q(request.out_dtype, *config.q_box(width_o)),
-        box_q(dtype, *config.q_box(second[0])) if second else None,
-        box(dtype, config.block_kv, second[0]) if second else None,
-        box(dtype, config.block_kv, second_v[0]) if second_v else None,
+        boxes(of_queries, *config.q_box(width)),
+        boxes(of_keys, config.block_kv, width),
+        boxes(of_keys, config.block_kv, width_v),
+        boxes(of_queries, *config.q_box(width_o)),
+        boxes(of_queries, *config.q_box(second[0])) if second else None,
+        boxes(of_keys, config.block_kv, second[0]) if second else None,
+        boxes(of_keys, config.block_kv, second_v[0]) if second_v else None,
     )
 
 
@@ -176,14 +173,13 @@ def numbers(request: Request, least: int = 1) -> tuple:
     )  # fmt: skip
 
 
-def numbers_of(request: Request, plan: Plan) -> tuple:
+def numbers_of(request: Request, config: HopperConfig) -> tuple:
     """COUNTS and MORE_COUNTS: all of the kernel's arguments that are numbers."""
-    config, constants = plan.config, plan.constants
     lines: tuple[int, ...] = (0, 0, 0, 0)
-    if constants["LISTED"]:
+    if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
         lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
-    apart = (kv_apart(request) or 0) if constants["RAGGED"] else 0
+    apart = (kv_apart(request) or 0) if request.is_ragged else 0
     return *numbers(request, config.heads), apart, *slopes_strides(request), *lines
 
 
@@ -206,7 +202,8 @@ def score_scales(request: Request) -> tuple[float, float]:
 def constants(
     request: Request, config: HopperConfig, per_block: bool = False, shift: float = 0.0
 ) -> dict[str, Any]:
-    """The constants that the kernels of FA3 and FA4 share; arguments as those of `make_plan`."""
+    """The constants that the kernels of FA3 and FA4 share; arguments as those of
+    `all_constants`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
     # The last key that the first query sees. If it is a multiple of a consumer's queries, its rows
     # end in one block, its last: no other is cut. If it is also one of blocks, and tiles divide a
@@ -245,44 +242,6 @@ def constants(
     }
 
 
-def kind_of(request: Request) -> tuple | None:
-    """All of a request from which the configurations and the constants of the kernels for Hopper
-    follow, of FA3 and FA4, forward and backward; None if it is left to the portable kernels. Of
-    lengths it has which blocks they cut, and which tiles fill the GPU better.
-    """
-    q, k, v, ragged = request.q, request.k, request.v, request.is_ragged
-    device, dtype, properties = q.device, q.dtype, devices[q.device]
-    plain = dtype in SIXTEEN_BITS and not (ragged or request.dropout_p)
-    if not (plain and properties.capability == (9, 0)) and left_to_portable(request):
-        return None
-    _, q_length, heads, head_dim = q.shape
-    _, kv_length, kv_heads, _ = k.shape
-    head_dim_v, right = v.shape[3], request.window_right
-    first_end = kv_length - q_length + (right or 0)
-    preferred = False
-    if head_dim <= 64 and head_dim_v <= 64:
-        preferred = prefers_two_consumers(request)
-    elif head_dim <= 96 and head_dim_v <= 96:
-        preferred = prefers_order(request)
-    given: tuple = request.alibi_slopes, request.sink
-    if ragged:
-        given += request.cu_seqlens_q, request.cu_seqlens_k, request.kv_lengths, request.kv_starts
-    if ragged or not given[0] is given[1] is None:
-        given = tuple([x if x is None else form_of(x) for x in given])
-    at_consumer = first_end % 64 == 0 or first_end % (64 // heads_of_tile(request)) == 0
-    return (
-        request.batch_invariant, properties, device, dtype, head_dim, head_dim_v,
-        heads // kv_heads, request.window_left is None, right if right is None else right > 0,
-        request.softcap is None, given, ragged, request.has_intervals, kv_length % 64 == 0,
-        kv_length % 128 == 0, first_end % 64 == 0, first_end % 128 == 0, at_consumer, preferred
-    )  # fmt: skip
-
-
-def form_of(x: torch.Tensor) -> tuple:
-    """What a kernel that reads a tensor is compiled for."""
-    return x.dtype, x.data_ptr() % 16 == 0
-
-
 def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
     """The constants that forward and backward share."""
     return {
@@ -295,26 +254,21 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
     }
 
 
-def make_plan(
+def all_constants(
     request: Request, config: HopperConfig, per_block: bool = False, shift: float = 0.0
-) -> Plan:
-    """The plan of a request's class; what follows the configuration is for FP8."""
+) -> dict[str, Any]:
+    """The constants of FA3's kernel; what follows the configuration is for FP8."""
     alike = are_alike(request) and len(panel_widths(request.v.shape[3])) == 1
     if config.tail != 1 and not (config.tail > 1 and alike):
         raise ValueError(f"tail={config.tail} is for tiles that are alike, of one panel of V.")
     keys = totals.split_keys(max(request.q.shape[3], request.v.shape[3]))
-    return Plan(
-        launch_forward,
-        config,
-        {
-            **constants(request, config, per_block, shift),
-            "OVERLAP": config.overlap,
-            "LATE_WAIT": config.late_wait,
-            "SPLIT": keys // config.block_kv if request.batch_invariant else 0,
-            "TAIL": config.tail,
-        },
-        boxes_of(request, config),
-    )
+    return {
+        **constants(request, config, per_block, shift),
+        "OVERLAP": config.overlap,
+        "LATE_WAIT": config.late_wait,
+        "SPLIT": keys // config.block_kv if request.batch_invariant else 0,
+        "TAIL": config.tail,
+    }
 
 
 def forward(
@@ -331,20 +285,22 @@ def forward(
         ValueError: the configuration does not fit the request.
     """
     config = config or default_config(request)
-    return launch(make_plan(request, config), request)
+    return launch(launch_forward, request, config, all_constants(request, config))
 
 
 def launch(
-    plan: Plan,
+    launcher: Launcher,
     request: Request,
-    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
+    config: HopperConfig,
+    constants: dict[str, Any],
+    described: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
     scales: tuple[torch.Tensor, ...] | None = None,
     others: tuple[torch.Tensor | None, ...] = (None,),
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`. Others: further tensors of FA4's kernel, which may be absent; of FA3's, `Totals`.
     """
-    q, k, v, config, constants = request.q, request.k, request.v, plan.config, plan.constants
+    q, k, v = request.q, request.k, request.v
     o, lse = new_outputs(request, O_MULTIPLE)
     programs = num_programs(request, config)
     claims = counters.take(o.device) if config.scheduler == "dynamic" else None
@@ -358,20 +314,20 @@ def launch(
     if states:
         rows, width = states * config.block_q, sum(panel_widths(v.shape[3]))
         others = (q.new_empty(rows * (width + 2), dtype=torch.float32),)
-    absent: Any = plan.absent(lse)
+    absent: Any = lse  # any tensor, of which Triton only needs a type
     tiles: Any = absent
     bounds = lists = absent
     if constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
     if constants["RAGGED"]:
         tiling = Tiling(config.queries, planned=True)
-        tiles = lay_out(request, tiling, of_queries=(o, lse), known=plan.lay_outs)[0].plan
-    q_box, k_box, v_box, o_box, *second = plan.boxes
+        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
+    q_box, k_box, v_box, o_box, *second = boxes_of(request, config)
     second = [absent if box is None else box(x) for box, x in zip(second, (q, k, v))]
-    plan.launch(
+    launcher(
         (programs,),
         (
-            *(boxes or (q_box(q), k_box(k), v_box(v))),
+            *(described or (q_box(q), k_box(k), v_box(v))),
             o_box(o),
             *second,
             lse,
@@ -383,7 +339,8 @@ def launch(
             lists,
             *(scales or (absent, absent, absent, absent)),
             *[absent if x is None else x for x in others],
-            *numbers_of(request, plan),
+            *numbers_of(request, config),
         ),
+        constants,
     )
     return narrowed(o, v), lse, None

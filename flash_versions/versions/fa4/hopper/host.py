@@ -1,12 +1,14 @@
 """The host's side of FA4's kernel for Hopper: its launch, of what FA3's kernel takes."""
 
+from typing import Any
+
 import torch
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa3.hopper.host import boxes_of, constants, launch
+from flash_versions.versions.fa3.hopper.host import constants, launch
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.forward import forward_kernel
@@ -15,29 +17,24 @@ from flash_versions.versions.fp8.quantize import P_OFFSET
 launch_forward = Launcher(forward_kernel)
 
 
-def make_plan(
+def all_constants(
     request: Request,
     config: RolesConfig,
     per_block: bool = False,
     stamps: torch.Tensor | None = None,
-) -> Plan:
-    """The plan of a request's class; arguments as those of `forward` and `fa3.hopper.host`."""
+) -> dict[str, Any]:
+    """The constants of FA4's kernel; arguments as those of `forward` and `fa3.hopper.host`."""
     shift = 0.0 if request.precision is None else P_OFFSET - config.threshold
     shared = constants(request, config, per_block, shift)
-    return Plan(
-        launch_forward,
-        config,
-        {
-            **shared,
-            "THRESHOLD": config.threshold,
-            "EIGHTHS": config.eighths,
-            "DEGREE": DEGREES[request.q.dtype],
-            "STARTS": config.starts and shared["FP16_SCORES"] and not per_block,
-            "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
-            "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
-        },
-        boxes_of(request, config),
-    )
+    return {
+        **shared,
+        "THRESHOLD": config.threshold,
+        "EIGHTHS": config.eighths,
+        "DEGREE": DEGREES[request.q.dtype],
+        "STARTS": config.starts and shared["FP16_SCORES"] and not per_block,
+        "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
+        "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
+    }
 
 
 def forward(
@@ -52,8 +49,8 @@ def forward(
             (programs, roles, tiles, blocks, states).
     """
     config = config or default_config(request)
-    plan = make_plan(request, config, stamps=stamps)
-    return launch(plan, request, others=(stamps,))
+    constants = all_constants(request, config, stamps=stamps)
+    return launch(launch_forward, request, config, constants, others=(stamps,))
 
 
 def forward_quantized(
@@ -72,5 +69,5 @@ def forward_quantized(
         raise ValueError(f"eighths={config.eighths} is not possible in FP8; 0 is.")
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
-    plan = make_plan(request, config, per_block, stamps)
-    return launch(plan, request, boxes, scales, (stamps,))
+    constants = all_constants(request, config, per_block, stamps)
+    return launch(launch_forward, request, config, constants, boxes, scales, (stamps,))

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.launch import Plan
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.helpers.kernels.budget import assert_ok
+from tests.helpers.kernels.launches import launched
 from tests.simulator.gluon.hopper import CONFIGS, HOSTS, attend, devices, gpu, qkv
 from tests.simulator.gluon.orders import in_every_order, in_turn
 
@@ -28,15 +28,14 @@ def four_programs(monkeypatch):
     (FULL, {"deterministic": True}, 2), ((200, 600, 1, 192), {"deterministic": True}, 1),
 ])  # fmt: skip
 def test_a_call_shares_them_by_itself(sizes, options, tail, order, monkeypatch):
-    launch, plans = Plan.launch, []
-    monkeypatch.setattr(Plan, "launch", lambda x, *given: (plans.append(x), launch(x, *given)))
+    launches = launched(monkeypatch)
     leaves = [x.requires_grad_() for x in qkv(*sizes)]
     o, lse = attention(*leaves, return_lse=True, **options)
     do = torch.randn_like(o)
     results = o.detach(), lse.detach(), *torch.autograd.grad(o, leaves, do)
     found = dict(zip(("o", "lse", "dq", "dk", "dv"), results))
     assert_ok(assess_request(found, make_request(*leaves, **options), do))
-    assert {x.constants.get("TAIL", 1) for x in plans} == {1, tail}
+    assert {1, *(x.get("TAIL", 1) for _, x in launches)} == {1, tail}
 
 
 @pytest.mark.parametrize("switches", [{}, {"tail": 3, "scheduler": "dynamic"}], ids=str)

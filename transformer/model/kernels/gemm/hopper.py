@@ -46,9 +46,6 @@ Sources: CUTLASS's kernels for Hopper, "warp-specialized pingpong" and "cooperat
 tiles is that of the Triton tutorial on matrix multiplication.
 """
 
-from functools import cache
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -61,7 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     make_pipeline,
@@ -78,8 +75,8 @@ from transformer.model.kernels.gemm.tiles import (
     CONSUMERS,
     GemmProblem,
     Schedule,
+    describe_matrix,
     finish,
-    matrix_box,
 )
 
 
@@ -310,20 +307,24 @@ def gemm(
     if config is None:
         config = default_config(rows, columns * (1 + both), num_sms, added, both)
         config = config if eps is None else NORM
+    if added and config.buffers == 1:
+        raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
+    if eps is not None and (config.rows != 64 or config.ping_pong):
+        raise ValueError("with a norm, both consumers compute a tile, 64 rows each.")
     aligned = None if bias is None else bias.data_ptr() % 16 == 0
-    plan = plan_of(config, a.dtype, a.device, both, added, aligned, eps is not None)
-    of_a, of_b, of_c = plan.boxes
     tile_columns = config.columns // (1 + both)
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
     chain = 1 if eps is None else CHAIN
-    plan.launch(
+    of_b = tile_columns, BLOCK_K
+    of_c = config.rows, min(config.epilogue_columns, tile_columns)
+    launch_gemm(
         (min(tiles, num_sms),),
         (
-            of_a(a),
-            of_b(b),
-            None if up is None else of_b(up),
-            of_c(c),
-            None if residual is None else of_c(residual),
+            describe_matrix(a, config.rows, BLOCK_K),
+            describe_matrix(b, *of_b),
+            None if up is None else describe_matrix(up, *of_b),
+            describe_matrix(c, *of_c),
+            None if residual is None else describe_matrix(residual, *of_c),
             bias,
             rows,
             columns,
@@ -331,30 +332,6 @@ def gemm(
             None if eps is None else a.shape[1],
             eps,
         ),
-    )
-
-
-@cache
-def plan_of(
-    config: GemmConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    swiglu: bool,
-    residual: bool,
-    aligned: bool | None,
-    normed: bool,
-) -> Plan:
-    """The plan of products whose kernel is compiled once; aligned: whether the bias is, None
-    without one. Arguments and errors are those of `gemm`.
-    """
-    if residual and config.buffers == 1:
-        raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
-    if normed and (config.rows != 64 or config.ping_pong):
-        raise ValueError("with a norm, both consumers compute a tile, 64 rows each.")
-    tile_columns = config.columns // (1 + swiglu)
-    return Plan(
-        launch_gemm,
-        config,
         {
             "READERS": config.readers,
             "STAGES": config.stages,
@@ -364,9 +341,5 @@ def plan_of(
             "CONSUMER_REGISTERS": 240,
             "PRODUCER_REGISTERS": 24,
         },
-        (
-            matrix_box(dtype, config.rows, BLOCK_K),
-            matrix_box(dtype, tile_columns, BLOCK_K),
-            matrix_box(dtype, config.rows, min(config.epilogue_columns, tile_columns)),
-        ),
+        key=(config, a.dtype, a.device, both, added, aligned, eps is None),
     )

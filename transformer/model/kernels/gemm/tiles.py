@@ -1,13 +1,12 @@
 """Tiles of C = A B^T on Hopper: where they are, how they lie in registers, and how they leave."""
 
-from functools import cache
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.versions.tiles.tma import Box, swizzled
+from flash_versions.versions.tiles.tma import swizzled
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm import config
@@ -147,9 +146,8 @@ def finish(
     return number + PARTS
 
 
-@cache
-def matrix_box(dtype: torch.dtype, rows: int, columns: int) -> Box:
-    """Boxes of a matrix, swizzled, so that the tensor cores meet no bank twice. What lies outside
+def describe_matrix(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix as boxes, swizzled, so that the tensor cores meet no bank twice. What lies outside
     of the matrix reads as 0 and is not written.
     """
-    return Box(swizzled(dtype, [rows, columns]), lambda shape, strides: ([*shape], [*strides]))
+    return swizzled(x, [*x.shape], [*x.stride()], [rows, columns])

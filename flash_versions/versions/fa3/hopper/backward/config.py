@@ -276,7 +276,7 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
         queries, tiles = 2 * queries // request.batch, tiles - request.batch // 2
     longest = cdiv(queries, config.block_q) * group
     alike = not (request.is_ragged or request.has_intervals or request.window_right is not None)
-    usual = float(longest)
+    usual: float = longest
     if request.has_intervals:
         usual = longest * HEAVY_SHARE
     elif request.window_right is not None:

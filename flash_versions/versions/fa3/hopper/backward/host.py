@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import torch
-
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
@@ -13,7 +10,7 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     shared_tiles,
     tiles_of_keys,
 )
-from flash_versions.versions.fa3.hopper.backward.rows import Counts, RowPlans, Workspace
+from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
     counters,
     score_scales,
@@ -21,8 +18,8 @@ from flash_versions.versions.fa3.hopper.host import (
     window_constants,
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
-from flash_versions.versions.tiles.ragged import ragged_box
-from flash_versions.versions.tiles.tma import Box, box_steps, swizzled_box
+from flash_versions.versions.tiles.ragged import describe_ragged
+from flash_versions.versions.tiles.tma import Box, boxes, describe_swizzled
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SCHEDULERS = {True: "tickets", False: "dynamic"}  # by is_deterministic: turns follow the tiles
@@ -34,68 +31,57 @@ COUNTS = [
 ]  # fmt: skip
 
 
-class BackwardPlan(Plan):
-    """What a kind of requests has in common; with the plans of the kernels around the main one."""
-
-    rows: RowPlans
-
-
 def boxes_of(request: Request, config: BackwardConfig) -> tuple:
     """How tensors are cut into boxes: LSE and delta, Q, K, V, dO, dQ's sum, dK, dV; then, of their
     second panels, Q, K, V, dO, dQ's sum, dK and dV, None without.
     """
-    q, k, v = request.q, request.k, request.v
-    box = ragged_box if request.is_ragged else swizzled_box
-    box_q = swizzled_box if request.cu_seqlens_q is None else ragged_box
+    q, v = request.q, request.v
+    of_keys = describe_ragged if request.is_ragged else describe_swizzled
+    of_queries = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     # Consumers of 64 keys divide the dims: a box of dK or dV is a half.
     sharing = 2 if config.block_kv == 64 else 1
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
-    found: list[Box | None] = [swizzled_box(torch.float32, 1, queries)]
+    found: list[Box | None] = [boxes(describe_swizzled, 1, queries)]
     for panel in range(2):
         width, width_v = ((*config.widths(x.shape[3]), 0)[panel] for x in (q, v))
         dq_width = config.dq_width(q.shape[3])
         if panel == 1:  # by halves, boxes of dQ fit both panels
             dq_width = width if config.kind == "narrow" else 0
         wanted = (
-            (box_q, q.dtype, queries, width),
-            (box, k.dtype, keys, width),
-            (box, v.dtype, keys, width_v),
-            (box_q, q.dtype, queries, width_v),
-            (swizzled_box, torch.float32, queries, dq_width),
-            (box, k.dtype, rows, width // sharing),
-            (box, v.dtype, rows, width_v // sharing),
+            (of_queries, queries, width),
+            (of_keys, keys, width),
+            (of_keys, keys, width_v),
+            (of_queries, queries, width_v),
+            (describe_swizzled, queries, dq_width),
+            (of_keys, rows, width // sharing),
+            (of_keys, rows, width_v // sharing),
         )
-        found += [cut(kind, n, columns) if columns else None for cut, kind, n, columns in wanted]
+        found += [boxes(describe, n, width) if width else None for describe, n, width in wanted]
     return tuple(found)
 
 
-UNKNOWN = [None] * 8
-
-
-def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tuple:
-    """The arguments of the kernel that are tensors; steps: as `Counts` has them, or UNKNOWN."""
-    values, constants = space.values, plan.constants
-    absent: Any = plan.absent(values)
+def tensors(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
+    """The arguments of the kernel that are tensors."""
+    values = space.values
+    absent: Any = values  # any tensor, of which Triton only needs a type
     bounds = spans = absent
-    if constants["SPANS"]:
+    if request.has_intervals:
         intervals = Intervals.of(request, WARPGROUP_ROWS.value)
         assert intervals is not None
         bounds, spans = intervals.bounds, intervals.spans
     turns = absent if space.turns is None else space.turns
-    q, kind = request.q, plan.config.kind
+    q, kind, described = request.q, config.kind, boxes_of(request, config)
     claims: Any = None  # where programs claim tiles, of the kind that has a scheduler
     if kind == "narrow":
-        is_dynamic = constants["SCHEDULER"] == "dynamic"
-        claims = counters.take(values.device) if is_dynamic else turns
+        claims = turns if request.is_deterministic else counters.take(values.device)
     inner: tuple = values, q, space.k, space.v, space.do, space.dq_sum, space.dk, space.dv
-    first, second = plan.boxes[:8], plan.boxes[8:]
-    boxed = [box(x, at) for box, x, at in zip(first, inner, steps)]
+    first, second = described[:8], described[8:]
+    boxed = [box(x) for box, x in zip(first, inner)]
     missing: Any = None if kind == "wide" else absent
     beside = [missing] * len(second)
     if any(second):
-        given = zip(second, inner[1:], steps[1:])
-        beside = [missing if box is None else box(x, at) for box, x, at in given]
-    if plan.config.by_halves:
+        beside = [missing if box is None else box(x) for box, x in zip(second, inner[1:])]
+    if config.by_halves:
         beside[4] = None  # dQ's sum
     return (
         *boxed,
@@ -110,34 +96,19 @@ def tensors(request: Request, space: Workspace, plan: Plan, steps: list) -> tupl
     )
 
 
-def count(request: Request, plan: BackwardPlan) -> Counts:
-    """What follows from the shapes and strides of a request; numbers in the order of COUNTS."""
-    q, k, v, config = request.q, request.k, request.v, plan.config
-    batch, length, heads, _ = q.shape
-    kv_batch, kv_length, kv_heads, head_dim = k.shape
+def numbers(request: Request, config: BackwardConfig) -> tuple:
+    """The values of COUNTS."""
+    kv_batch, kv_length, kv_heads, _ = request.k.shape
     lines: tuple[int, ...] = (0, 0, 0)
-    if plan.constants["SPANS"]:
+    if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
-    numbers = (
-        length, kv_length, kv_heads * config.parts, kv_batch, heads_of_section(request, config),
-        request.window_left or 0, request.window_right or 0, request.scale, *score_scales(request),
+    return (
+        request.q.shape[1], kv_length, kv_heads * config.parts, kv_batch,
+        heads_of_section(request, config), request.window_left or 0, request.window_right or 0,
+        request.scale, *score_scales(request),
         0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
-    padded, width = config.padded_length(length), plan.rows.width
-    if request.cu_seqlens_q is not None:
-        length = padded = config.padded_length(length + request.batch * config.block_q)
-    values = (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1)
-    line, strides = length * width, (q.stride(), k.stride(), v.stride())
-    dq_sum = (batch, length, heads, width), (heads * line, width, line, 1)
-    steps: list | None = None
-    if not plan.constants["RAGGED"]:
-        row, row_v = kv_heads * head_dim, kv_heads * v.shape[3]
-        of_k = box_steps(k.shape, (kv_length * row, row, head_dim, 1))
-        of_v = box_steps(v.shape, (kv_length * row_v, row_v, v.shape[3], 1))
-        inputs = map(box_steps, (q.shape, k.shape, v.shape), strides)
-        steps = [box_steps(*values), *inputs, None, box_steps(*dq_sum), of_k, of_v]
-    return Counts(strides, values, dq_sum, steps, numbers, num_programs(request, config))
 
 
 def num_programs(request: Request, config: BackwardConfig) -> int:
@@ -150,35 +121,27 @@ def num_programs(request: Request, config: BackwardConfig) -> int:
     return min(programs, devices[request.q.device].num_sms)
 
 
-def make_plan(launcher: Launcher, request: Request, config: BackwardConfig) -> BackwardPlan:
-    """The plan of a request's kind."""
-    overlap = devices.launches_overlap(request.q.device)
-    plan = BackwardPlan(
-        launcher,
-        config,
-        {
-            **window_constants(request, config.block_kv),
-            "GROUP": request.group // config.parts,
-            # Intervals begin and end where they like, as a window with both bounds does.
-            **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
-            "RAGGED": request.is_ragged,
-            "PACKED": request.cu_seqlens_q is not None,
-            "ALIBI": request.alibi_slopes is not None,
-            "SPANS": request.has_intervals,
-            "ORDERED": request.is_deterministic,
-            "OVERLAP": overlap,
-            "PARTS": config.parts,
-            "TAIL": config.tail,
-            "PANELS": len(config.widths(request.q.shape[3])),
-            "PANELS_V": len(config.widths(request.v.shape[3])),
-            "KIND": config.kind,
-            "STAGES": config.stages,
-            "KV_STAGES": config.kv_stages,
-            "SCHEDULER": SCHEDULERS[request.is_deterministic],
-            "EARLY": config.early,
-            "HELD": config.held,
-        },
-        boxes_of(request, config),
-    )
-    plan.rows = RowPlans.of(request, config, overlap)
-    return plan
+def all_constants(request: Request, config: BackwardConfig) -> dict[str, Any]:
+    """The constants of the kernel."""
+    return {
+        **window_constants(request, config.block_kv),
+        "GROUP": request.group // config.parts,
+        # Intervals begin and end where they like, as a window with both bounds does.
+        **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
+        "RAGGED": request.is_ragged,
+        "PACKED": request.cu_seqlens_q is not None,
+        "ALIBI": request.alibi_slopes is not None,
+        "SPANS": request.has_intervals,
+        "ORDERED": request.is_deterministic,
+        "OVERLAP": devices.launches_overlap(request.q.device),
+        "PARTS": config.parts,
+        "TAIL": config.tail,
+        "PANELS": len(config.widths(request.q.shape[3])),
+        "PANELS_V": len(config.widths(request.v.shape[3])),
+        "KIND": config.kind,
+        "STAGES": config.stages,
+        "KV_STAGES": config.kv_stages,
+        "SCHEDULER": SCHEDULERS[request.is_deterministic],
+        "EARLY": config.early,
+        "HELD": config.held,
+    }

@@ -100,8 +100,6 @@ warpgroup for one product is FlashAttention-4's way of dividing roles (Zadouri e
 arXiv:2603.05451).
 """
 
-from functools import partial
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -117,13 +115,13 @@ from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.deterministic import take_turns
 from flash_versions.versions.fa3.hopper.backward.host import (
     COUNTS,
-    UNKNOWN,
-    count,
-    make_plan,
+    all_constants,
+    num_programs,
+    numbers,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
-from flash_versions.versions.fa3.hopper.backward.rows import Counts, finish, prepare
+from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Q_EMPTY,
@@ -329,40 +327,10 @@ def backward(
     Raises:
         ValueError: the configuration does not fit the request.
     """
-    gradients = Gradients(request, config or default_config(request))
-    return gradients(request, o, lse, statistics, do, dlse)
-
-
-class Gradients:
-    """The gradients of a kind of requests, as planned for one of them; arguments as those of
-    `backward`.
-    """
-
-    def __init__(self, request: Request, config: BackwardConfig) -> None:
-        config.check(request)
-        self.plan = make_plan(launch_backward, request, config)
-
-    def prepare(self, request: Request) -> partial:
-        """The gradients of a request, called as this is, with what follows from its shapes."""
-        return partial(self, counts=count(request, self.plan))
-
-    def __call__(
-        self,
-        request: Request,
-        o: torch.Tensor,
-        lse: torch.Tensor,
-        statistics: None,
-        do: torch.Tensor,
-        dlse: torch.Tensor | None,
-        counts: Counts | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Launch the kernels; results as those of `backward`."""
-        plan, config = self.plan, self.plan.config
-        strides = request.q.stride(), request.k.stride(), request.v.stride()
-        if counts is None or counts.strides != strides:
-            counts = count(request, plan)
-        space = prepare(request, o, lse, do, dlse, config, plan.rows, counts, plan.lay_outs)
-        given = tensors(request, space, plan, counts.steps or UNKNOWN)
-        plan.launch((counts.programs,), (*given, *counts.numbers))
-        finish(request, space, plan.rows)
-        return space.dq, space.dk, space.dv, space.dsink
+    config = config or default_config(request)
+    config.check(request)
+    space = prepare(request, o, lse, do, dlse, config)
+    given = *tensors(request, space, config), *numbers(request, config)
+    launch_backward((num_programs(request, config),), given, all_constants(request, config))
+    finish(request, space, config)
+    return space.dq, space.dk, space.dv, space.dsink

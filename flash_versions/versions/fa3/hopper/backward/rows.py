@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
@@ -21,8 +22,8 @@ from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, s
 from flash_versions.versions.fa3.hopper.backward.split_groups import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_row_values, row_pointers
-from flash_versions.versions.tiles.sequences import Sequences, empty_fp32, new_gradients
-from flash_versions.versions.tiles.tma import describable
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
+from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
 BLOCK = 64  # rows of a program
@@ -166,63 +167,14 @@ launch_prepare = Launcher(prepare_kernel)
 launch_finish = Launcher(finish_kernel, launch_pdl=True)
 
 
-class RowPlans(NamedTuple):
-    """The plans of both kernels: before the main one, without and with a gradient of the LSE, and
-    behind it. A program has `block` rows, and dQ's sum `width` columns.
-    """
-
-    prepare: tuple[Plan, Plan]
-    finish: Plan
-    block: int
-    width: int
-
-    @classmethod
-    def of(cls, request: Request, config: BackwardConfig, overlap: bool) -> "RowPlans":
-        """For a kind of requests; overlap: each is launched while the kernel before it runs."""
-        block = BLOCK if request.cu_seqlens_q is None else config.block_q
-        head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
-        width = cdiv(head_dim, 32) * 32
-        widths = config.widths(head_dim)
-        before = {
-            "DIM": width,
-            "DIM_V": head_dim_v,
-            "PADDED": padded_head_dim(width),
-            "PADDED_V": padded_head_dim(head_dim_v),
-            "BLOCK": block,
-            "STEP": config.block_q,
-            "OVERLAP": overlap,
-        }
-        behind = {
-            "DIM": head_dim,
-            "WIDTH": width,
-            "PADDED": padded_head_dim(width),
-            "BLOCK": block,
-            "FIRST": widths[0] if widths[1:] == (16,) else None,
-            "OVERLAP": overlap,
-        }
-        without, with_ = (Plan(launch_prepare, config, before) for _ in range(2))
-        return cls((without, with_), Plan(launch_finish, config, behind), block, width)
+def rows_of(request: Request, config: BackwardConfig) -> int:
+    """The rows of a program."""
+    return BLOCK if request.cu_seqlens_q is None else config.block_q
 
 
-class Counts(NamedTuple):
-    """What follows from the shapes and strides of a request, not from its gradient.
-
-    Attributes:
-        strides: of q, k and v.
-        values: shape and strides of `Workspace.values`.
-        dq_sum: the same of `Workspace.dq_sum`.
-        steps: what the descriptors of both and of q, k, v, dK and dV say, in the order of
-            `host.boxes_of`; that of dO is None. None if a plan of tiles decides.
-        numbers: the numbers of the main kernel.
-        programs: of the main kernel.
-    """
-
-    strides: tuple
-    values: tuple[tuple, tuple]
-    dq_sum: tuple[tuple, tuple]
-    steps: list | None
-    numbers: tuple
-    programs: int
+def sum_width(head_dim: int) -> int:
+    """The columns of dQ's sum."""
+    return cdiv(head_dim, 32) * 32
 
 
 class Workspace(NamedTuple):
@@ -284,14 +236,11 @@ def prepare(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
     config: BackwardConfig,
-    plans: RowPlans,
-    counts: Counts,
-    lay_outs: dict[int, Plan],
 ) -> Workspace:
     """Allocate what the kernel needs, and fill in what it reads."""
     q, k, v = request.q, request.k, request.v
-    batch, q_length, heads, _ = q.shape
-    if not describable(do):  # such as the gradient of a sum: one number for all
+    batch, q_length, heads, head_dim = q.shape
+    if undescribable("do", do):  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=CONTIGUOUS)
     dq, dk, dv = new_gradients(request)
     tiles = key_tiles = sequences = None
@@ -302,7 +251,7 @@ def prepare(
             dv.zero_()
         tilings = Tiling(config.block_q), Tiling(config.block_kv, of_keys=True, planned=True)
         results = {"of_queries": (dq,), "of_keys": (dk, dv)}
-        tiles, key_tiles = lay_out(request, *tilings, **results, known=lay_outs)
+        tiles, key_tiles = lay_out(request, *tilings, **results)
         if request.cu_seqlens_q is None:
             tiles = None
         else:
@@ -311,17 +260,28 @@ def prepare(
     if request.sink is not None:
         delta = compute_delta(o, lse, do, dlse)
         dsink = sink_gradient(request.sink, lse, delta)
-    values, dq_sum = empty_fp32(*counts.values, q.device), empty_fp32(*counts.dq_sum, q.device)
-    padded, length = counts.values[0][3], counts.dq_sum[0][1]
+    padded, length, width = config.padded_length(q_length), q_length, sum_width(head_dim)
+    if request.cu_seqlens_q is not None:
+        length = padded = config.padded_length(q_length + request.batch * config.block_q)
+    values = torch.empty_strided(
+        (batch, 2, heads, padded), (2 * heads * padded, padded, 2 * padded, 1),
+        dtype=torch.float32, device=q.device
+    )  # fmt: skip
+    line = length * width
+    dq_sum = torch.empty_strided(
+        (batch, length, heads, width), (heads * line, width, line, 1),
+        dtype=torch.float32, device=q.device
+    )  # fmt: skip
     turns = sums = arrivals = None
     if request.is_deterministic:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
     if config.parts * config.tail > 1:
         sums, arrivals = new_meeting(request, config)
-    blocks = -(-padded // plans.block) if tiles is None else tiles.number
+    block = rows_of(request, config)
+    blocks = cdiv(padded, block) if tiles is None else tiles.number
     of_batch, of_row, of_head, _ = do.stride()
-    plans.prepare[dlse is not None].launch(
+    launch_prepare(
         (blocks * heads * batch,),
         (
             do, contiguous(o), contiguous(lse), dlse if dlse is None else contiguous(dlse), values,
@@ -329,24 +289,43 @@ def prepare(
             of_head // VECTOR.value, of_row // VECTOR.value,
             0 if arrivals is None else arrivals.numel(), q_length, length, padded, heads, blocks
         ),
+        {
+            "DIM": width,
+            "DIM_V": v.shape[3],
+            "PADDED": padded_head_dim(width),
+            "PADDED_V": padded_head_dim(v.shape[3]),
+            "BLOCK": block,
+            "STEP": config.block_q,
+            "OVERLAP": devices.launches_overlap(q.device),
+        },
     )  # fmt: skip
     return Workspace(
         k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
     )
 
 
-def finish(request: Request, space: Workspace, plans: RowPlans) -> None:
+def finish(request: Request, space: Workspace, config: BackwardConfig) -> None:
     """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
     `prepare` planned.
     """
     dq, tiles = space.dq, space.tiles
-    batch, q_length, heads, _ = dq.shape
+    batch, q_length, heads, head_dim = dq.shape
+    block = rows_of(request, config)
     if tiles is None:
-        lines, sequences, blocks = None, None, -(-q_length // plans.block)
+        lines, sequences, blocks = None, None, cdiv(q_length, block)
     else:
         lines, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
-    length = space.dq_sum.shape[1]
-    plans.finish.launch(
+    _, length, _, width = space.dq_sum.shape
+    widths = config.widths(head_dim)
+    launch_finish(
         (blocks * heads * batch,),
         (space.dq_sum, dq, lines, sequences, request.scale, q_length, length, heads, blocks),
+        {
+            "DIM": head_dim,
+            "WIDTH": width,
+            "PADDED": padded_head_dim(width),
+            "BLOCK": block,
+            "FIRST": widths[0] if widths[1:] == (16,) else None,
+            "OVERLAP": devices.launches_overlap(dq.device),
+        },
     )

@@ -17,7 +17,7 @@ from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
 from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
 from flash_versions.versions.fa3.hopper.host import kv_apart, score_scales, slopes_strides
 from flash_versions.versions.tiles import wgmma
-from flash_versions.versions.tiles.ragged import ragged_box
+from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
@@ -213,13 +213,13 @@ def forward(
     o, lse = new_outputs(request)
     partials = Partials.allocate(slots, o, packed=False)
     keys = min(config.block_kv, k.shape[1]) if paged else config.block_kv
-    boxes = ragged_box(k.dtype, keys, PANEL.value)
     optional = (
         request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
         request.alibi_slopes, request.sink,
     )  # fmt: skip
     tensors = (
-        boxes(k), boxes(v), q, o, lse, partials.acc.ptr, partials.row_max.ptr, partials.row_sum.ptr,
+        *(describe_ragged(x, keys, PANEL.value) for x in (k, v)), q, o, lse,
+        partials.acc.ptr, partials.row_max.ptr, partials.row_sum.ptr,
         counters.take(q.device, kv_heads * (batch if split else shares)),
         *[lse if x is None else x for x in optional]
     )  # fmt: skip
