@@ -81,9 +81,9 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 
 def varying(x: torch.Tensor, q: torch.Tensor) -> tuple[list[int | None], list[int | None]]:
-    """Sizes and strides of a tensor, with None for each that may differ from call to call: those of
-    q, and of what has rows like q, are fixed by heads and head dims but for lengths, and for
-    strides that count rows.
+    """(sizes, strides) of a tensor, with None in the place of each that may differ from call to
+    call. Fixed are the last two sizes, heads and head dim, of q and of tensors with its dtype and
+    number of dims, and all strides up to the smallest stride of a size that may differ.
     """
     sizes: list[int | None] = [None] * x.dim()
     if x.dim() == q.dim() and x.dtype == q.dtype:

@@ -96,7 +96,7 @@ class Recording(TorchFunctionMode):
         if (own := KNOWN.get(function)) is not None:
             return own(self, function, *args, **kwargs)
         result = function(*plain(args), **plain(kwargs))
-        if function not in HARMLESS and not (function in CHANGERS and result is args[0]):
+        if function not in HARMLESS and not (function in UNCHANGING and result is args[0]):
             self.foreign = function
         return result
 
@@ -155,7 +155,7 @@ def plain(x: Any) -> Any:
     return x
 
 
-# What torch does in a recording: know(recording, function, *arguments of the function).
+# What a recording does in the place of torch: KNOWN[function](recording, function, *arguments).
 
 
 def product(sizes: Sizes) -> Any:
@@ -294,7 +294,7 @@ KNOWN: dict[Any, Any] = {
     torch.zeros_like: empty_like, T.zero_: fill, T.fill_: fill, T.squeeze: squeeze,
     T.unsqueeze: unsqueeze, T.expand: expand, T.view: view, T.contiguous: contiguous,
 }  # fmt: skip
-CHANGERS = {T.resolve_neg, T.to}  # which return what they are given if there is nothing to do
+UNCHANGING = {T.resolve_neg, T.to}  # if there is nothing to do, they return what they are given
 ASKED = (  # attributes that do not depend on lengths, or of which a replay takes care
     "device", "dtype", "is_cuda", "is_cpu", "requires_grad", "layout", "ndim", "itemsize",
     "is_meta", "is_nested",

@@ -3,8 +3,8 @@
 What a call does with its lengths and strides is arithmetic: how many programs there are, how large
 a temporary is, which configuration fits. A recording gives the host's code a `Traced` for each of
 these numbers. What is computed becomes a line of Python. What is compared becomes a check, because
-the host goes another way where the comparison has another result. Whoever wants to know the number
-itself, such as `range` or a dictionary, gets it, and the line checks that it is this one.
+the host goes another way where the comparison has another result. `range` or a dictionary needs the
+number itself: it gets the number, and a check that later calls have the same one.
 
 Equal numbers get one name, and a number that has to be 1 is 1 from there on.
 """
@@ -20,7 +20,7 @@ import torch
 
 
 class Line(NamedTuple):
-    """A line of a trace: what a name stands for, or without a name what has to be true."""
+    """A line of a trace: a name and its expression, or without a name what has to be true."""
 
     name: str | None
     expression: str

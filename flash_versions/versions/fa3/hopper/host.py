@@ -202,8 +202,7 @@ def score_scales(request: Request) -> tuple[float, float]:
 def constants(
     request: Request, config: HopperConfig, per_block: bool = False, shift: float = 0.0
 ) -> dict[str, Any]:
-    """The constants that the kernels of FA3 and FA4 share; arguments as those of
-    `all_constants`."""
+    """The constants that the kernels of FA3 and FA4 share; arguments: see `all_constants`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
     # The last key that the first query sees. If it is a multiple of a consumer's queries, its rows
     # end in one block, its last: no other is cut. If it is also one of blocks, and tiles divide a
